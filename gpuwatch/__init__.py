@@ -1,0 +1,11 @@
+"""gpuwatch: what a GPU node is doing, millisecond by millisecond.
+
+A signal is declared once; a source reads it; a ring holds the samples; a window sums them up;
+rules judge windows; everything else shows windows and alerts.
+
+Reading order: signals, source, ring, sampler, window, alerts, daemon; then supervisor.
+"""
+
+from importlib.metadata import version
+
+__version__ = version("gpuwatch")

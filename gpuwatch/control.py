@@ -1,0 +1,172 @@
+"""Control sockets: SEQPACKET, one JSON object a packet.
+
+Children listen for the daemon, the daemon listens for users; both ends are here. A server never
+blocks and never trusts: what is not a JSON object is answered with an error, a peer that does not
+read its answers is dropped.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpuwatch.errors import ControlError
+
+PACKET_BYTES = 128 * 1024
+PEERS = 32
+
+Message = dict[str, Any]
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, by the kernel's word (SO_PEERCRED)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(slots=True)
+class Connection:
+    """One open conversation."""
+
+    socket: socket.socket
+    peer: Peer
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send one message without waiting; False if the peer is gone or does not read."""
+        try:
+            self.socket.send(json.dumps(message, allow_nan=False).encode())
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """Return the next message, None if there is none yet.
+
+        Raises EOFError when the peer has gone, ValueError for a packet that is no JSON object.
+        """
+        try:
+            packet = self.socket.recv(PACKET_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise EOFError from error
+        if not packet:
+            raise EOFError
+        message = json.loads(packet)
+        if not isinstance(message, dict):
+            raise ValueError("not a JSON object")
+        return message
+
+    def close(self) -> None:
+        """End the conversation."""
+        self.socket.close()
+
+
+class Server:
+    """Listens on a path; all calls return at once.
+
+    Raises OSError when the path cannot be bound.
+    """
+
+    def __init__(self, path: Path, mode: int) -> None:
+        self.path = path
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        old = os.umask(0o777 & ~mode)
+        try:
+            self._listener.bind(str(path))
+        finally:
+            os.umask(old)
+        self._listener.listen(PEERS)
+        self.connections: list[Connection] = []
+
+    def poll(self) -> list[tuple[Connection, Message]]:
+        """Accept who is waiting and return the messages that have come."""
+        self._accept()
+        messages = []
+        for connection in list(self.connections):
+            try:
+                while (message := connection.receive()) is not None:
+                    messages.append((connection, message))
+            except EOFError:
+                self.drop(connection)
+            except (ValueError, RecursionError) as error:
+                if not connection.send({"error": f"request is not a JSON object: {error}"}):
+                    self.drop(connection)
+        return messages
+
+    def drop(self, connection: Connection) -> None:
+        """Close one conversation."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Stop listening and remove the path."""
+        for connection in self.connections:
+            connection.close()
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                accepted, _ = self._listener.accept()
+                if len(self.connections) >= PEERS:
+                    accepted.close()
+                    continue
+                accepted.setblocking(False)
+                self.connections.append(Connection(accepted, _peer(accepted)))
+
+
+def connect(path: Path) -> Connection | None:
+    """Return a conversation with the server at `path`, None if nobody listens there."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.setblocking(False)
+    try:
+        client.connect(str(path))
+    except OSError:
+        client.close()
+        return None
+    return Connection(client, _peer(client))
+
+
+def request(path: Path, message: Mapping[str, Any], timeout_seconds: float) -> Message:
+    """Ask the server at `path` and return its answer.
+
+    Raises ControlError if nobody listens, no answer comes in time, or the answer is an error.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.settimeout(timeout_seconds)
+        try:
+            client.connect(str(path))
+            client.send(json.dumps(message).encode())
+            packet = client.recv(PACKET_BYTES)
+        except TimeoutError as error:
+            raise ControlError(
+                f"{path}: no answer within {timeout_seconds:g} s: see the daemon's log"
+            ) from error
+        except PermissionError as error:
+            raise ControlError(f"{path}: permission denied: run as root") from error
+        except OSError as error:
+            raise ControlError(
+                f"{path}: no daemon answers ({error.strerror}): start it or set --path.runtime"
+            ) from error
+    answer: Message = json.loads(packet) if packet else {"error": "connection closed"}
+    if "error" in answer:
+        raise ControlError(str(answer["error"]))
+    return answer
+
+
+def _peer(connected: socket.socket) -> Peer:
+    size = struct.calcsize("3i")
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return Peer(*struct.unpack("3i", raw))

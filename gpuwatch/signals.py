@@ -1,0 +1,163 @@
+"""The vocabulary: signals, the entities they belong to, columns, and events.
+
+One name everywhere: a column is written as PromQL writes it, without the `gpuwatch_` prefix, for
+example `gpu_clock_hertz{clock="sm"}`, in rings, recordings, rules, the status page and metrics.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+UNKNOWN_INTEGER = -(2**63)
+UNKNOWN_GAUGE = math.nan
+
+BASE_UNITS = frozenset(
+    {
+        "",
+        "bytes",
+        "celsius",
+        "flops_per_second",
+        "bytes_per_second",
+        "hertz",
+        "info",
+        "joules",
+        "lanes",
+        "ratio",
+        "seconds",
+        "watts",
+    }
+)
+
+
+class Kind(StrEnum):
+    """How a cell is stored and summed up."""
+
+    GAUGE = "gauge"  # float32 in a ring, NaN when unknown
+    COUNTER = "counter"  # int64 in a ring, UNKNOWN_INTEGER when unknown; never falls
+    BITS = "bits"  # int64 bit set, expanded to one 0/1 column per bit in the window
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Share of time a gauge spends at or below each bound, published as `name`."""
+
+    name: str
+    help: str
+    bounds: tuple[float, ...]
+    label: str = ""  # the label value of the signal that feeds it
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One thing that is measured, in base units.
+
+    `bounds` are the plausible values, inclusive: a value outside is a sentinel or a fault of the
+    driver and counts as unknown. `bits` maps a bit's number to its label value. `statistics` are
+    the label values whose minimum, maximum and mean over the trailing minute are published.
+    `scale` turns the stored integer of a counter into `unit`. `refresh_seconds` is how often the
+    hardware renews the value, until calibration has measured it.
+    """
+
+    name: str
+    help: str
+    kind: Kind
+    unit: str
+    label: str | None = None
+    bounds: tuple[float, float] | None = None
+    bits: tuple[tuple[int, str], ...] = ()
+    statistics: tuple[str, ...] = ()
+    histogram: Histogram | None = None
+    scale: float = 1.0
+    refresh_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as plain data, as manifests and recordings keep it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Signal":
+        """Rebuild a declaration; TypeError or KeyError if `data` is not one."""
+        fields = dict(data)
+        fields["kind"] = Kind(fields["kind"])
+        fields["bounds"] = tuple(fields["bounds"]) if fields["bounds"] else None
+        fields["bits"] = tuple((int(bit), str(value)) for bit, value in fields["bits"])
+        fields["statistics"] = tuple(fields["statistics"])
+        if fields["histogram"] is not None:
+            histogram = dict(fields["histogram"])
+            histogram["bounds"] = tuple(histogram["bounds"])
+            fields["histogram"] = Histogram(**histogram)
+        return cls(**fields)
+
+
+class Entity(NamedTuple):
+    """What a signal belongs to: ("gpu", "0"), ("source", "nvml_state"), ("host", "")."""
+
+    kind: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}" if self.id else self.kind
+
+
+HOST = Entity("host", "")
+
+
+class Column(NamedTuple):
+    """One column of a ring: a signal of an entity, with at most one label value."""
+
+    entity: Entity
+    signal: Signal
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The column's name as PromQL writes it, without prefix and entity."""
+        return column_name(self.signal, self.label)
+
+
+def column_name(signal: Signal, label: str) -> str:
+    """Return `name` or `name{label="value"}`."""
+    if signal.label is None:
+        return signal.name
+    return f"{signal.name}{{{signal.label}={quote(label)}}}"
+
+
+def quote(value: str) -> str:
+    r"""Return a label value in quotes, escaped as the text exposition format wants it.
+
+    Source: Prometheus text format 0.0.4, which escapes backslash, double quote and line feed.
+    """
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at an instant, on the monotonic clock."""
+
+    time_ns: int
+    entity: Entity
+    name: str
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as plain data."""
+        return {
+            "time_ns": self.time_ns,
+            "entity": list(self.entity),
+            "name": self.name,
+            "detail": self.detail,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Event":
+        """Rebuild an event; TypeError, KeyError or ValueError if `data` is not one."""
+        kind, identifier = data["entity"]
+        return cls(
+            int(data["time_ns"]),
+            Entity(str(kind), str(identifier)),
+            str(data["name"]),
+            str(data["detail"]),
+        )

@@ -1,0 +1,103 @@
+"""What a source is: it opens a part of the machine and reads groups of cells from it.
+
+To add a source: one file in `sources/` with a class as below, and one line in `sources/__init__`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuwatch.pulse import Pulse
+from gpuwatch.signals import Column, Entity, Event
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells that are always read together: one ring, one row a read.
+
+    `read` returns the cells in the order of `columns` (integer kinds first), with UNKNOWN_INTEGER
+    or NaN for what could not be read; it may return the same list every time. Reads of groups
+    with the same period are spread by `phase_ns`.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    period_ns: int
+    read: Callable[[], Sequence[float]]
+    phase_ns: int = 0
+    delivery_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EntityInfo:
+    """What is known of an entity beside its samples: the labels of its `_info` metric."""
+
+    entity: Entity
+    labels: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, as manifests and recordings keep it."""
+        return {"entity": list(self.entity), "labels": dict(self.labels)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "EntityInfo":
+        """Rebuild it; KeyError, TypeError or ValueError if `data` is not one."""
+        kind, identifier = data["entity"]
+        labels = {str(key): str(value) for key, value in data["labels"].items()}
+        return cls(Entity(str(kind), str(identifier)), labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What `open` found: groups to read, the entities they speak of, values that do not change."""
+
+    groups: tuple[Group, ...]
+    entities: tuple[EntityInfo, ...] = ()
+    constants: tuple[tuple[Column, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a source is given: settings, roots of /sys and /proc, and what to leave alone.
+
+    `excluded` holds ids of entities that hung: they are listed as not up and never touched.
+    Before each driver call the source writes the index of the entity into the pulse.
+    """
+
+    settings: Mapping[str, Any]
+    pulse: Pulse
+    sysfs: Path = Path("/sys")
+    procfs: Path = Path("/proc")
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a source has to tell between reads; the sampler takes events and keeps the counts."""
+
+    events: list[Event] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+class Source(Protocol):
+    """One part of the machine. All calls come from the sampler's one thread."""
+
+    name: str
+    findings: Findings
+
+    def open(self, context: Context) -> Opened:
+        """Find what is there.
+
+        Raises SourceUnavailable if it cannot work now; it is opened again later in a new process.
+        """
+
+    def housekeep(self, now_ns: int) -> None:
+        """Do slow upkeep about once a second: look again at what failed.
+
+        Raises SourceUnavailable if the source as a whole stopped working.
+        """
+
+    def close(self) -> None:
+        """Let go of the driver."""

@@ -1,0 +1,393 @@
+"""Windows: what a column did in a tick of 250 ms of data time, and how windows merge.
+
+Statistics are time-weighted: a value holds until the next read, at most two periods; time without
+a known value is uncovered, never smoothed over. `samples` counts the refreshes of the signal that
+were caught, so reading one value a hundred times weighs nothing.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.ring import RingSchema
+from gpuwatch.signals import (
+    UNKNOWN_INTEGER,
+    Column,
+    Entity,
+    Event,
+    Kind,
+    column_name,
+)
+
+TICK_NS = 250_000_000
+HOLD_PERIODS = 2
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A column from `start_ns` up to `end_ns` on the monotonic clock.
+
+    `covered_ns` is the time with a known value; `minimum`, `maximum` and `last` are NaN when there
+    was none. `integral` is value x nanoseconds over the covered time. `samples` counts the
+    refreshes caught and `missing` those that were not. `increase` is a counter's rise, or how
+    often a bit was raised; 0 for gauges.
+    """
+
+    start_ns: int
+    end_ns: int
+    covered_ns: int
+    samples: int
+    missing: int
+    minimum: float
+    maximum: float
+    integral: float
+    last: float
+    increase: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Time-weighted mean over the covered time, NaN if there is none."""
+        return self.integral / self.covered_ns if self.covered_ns else math.nan
+
+    def merge(self, later: "Window") -> "Window":
+        """Return the window over both; associative (sums exactly, integrals to 1e-12)."""
+        return Window(
+            start_ns=min(self.start_ns, later.start_ns),
+            end_ns=max(self.end_ns, later.end_ns),
+            covered_ns=self.covered_ns + later.covered_ns,
+            samples=self.samples + later.samples,
+            missing=self.missing + later.missing,
+            minimum=_least(self.minimum, later.minimum),
+            maximum=-_least(-self.maximum, -later.maximum),
+            integral=self.integral + later.integral,
+            last=self.last if math.isnan(later.last) else later.last,
+            increase=self.increase + later.increase,
+        )
+
+
+def _least(one: float, other: float) -> float:
+    if math.isnan(one):
+        return other
+    return one if math.isnan(other) or one <= other else other
+
+
+class TimeHistogram(NamedTuple):
+    """Nanoseconds spent in each bucket (one more than bounds), and value x nanoseconds."""
+
+    nanoseconds: tuple[int, ...]
+    integral: float
+
+
+class Rows(NamedTuple):
+    """The rows a ring delivered in a tick: how late each was and how long its read took."""
+
+    duty: str
+    source: str
+    late_seconds: Floats
+    read_seconds: Floats
+    missing: int
+
+
+@dataclass(slots=True)
+class Tick:
+    """Everything known about one tick of data time: what rules judge and metrics are made of."""
+
+    start_ns: int
+    end_ns: int
+    windows: dict[Entity, dict[str, Window]] = field(default_factory=dict)
+    constants: dict[Entity, dict[str, float]] = field(default_factory=dict)
+    histograms: dict[Entity, dict[str, TimeHistogram]] = field(default_factory=dict)
+    rows: list[Rows] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def window(self, entity: Entity, name: str) -> Window | None:
+        """Return the window of a column, None if no ring has the column."""
+        return self.windows.get(entity, {}).get(name)
+
+    def constant(self, entity: Entity, name: str) -> float | None:
+        """Return a value that does not change while the source is open, None if unknown."""
+        return self.constants.get(entity, {}).get(name)
+
+
+def row_dtype(schema: RingSchema) -> np.dtype[Any]:
+    """Return the numpy layout of a ring's rows, as `RingSchema.row_format` packs them."""
+    integers = 16
+    gauges = integers + 8 * schema.integers
+    sequence = gauges + 4 * (schema.gauges + schema.gauges % 2)
+    return np.dtype(
+        {
+            "names": ["time_ns", "late", "read", "integers", "gauges", "sequence"],
+            "formats": [
+                "<i8",
+                "<f4",
+                "<f4",
+                ("<i8", (schema.integers,)),
+                ("<f4", (schema.gauges,)),
+                "<i8",
+            ],
+            "offsets": [0, 8, 12, integers, gauges, sequence],
+            "itemsize": sequence + 8,
+        }
+    )
+
+
+class RingWindows:
+    """Turns the rows of one ring into windows; rows come in order, ticks are closed in order."""
+
+    def __init__(self, schema: RingSchema) -> None:
+        self.schema = schema
+        self.period_ns = schema.period_ns
+        self._dtype = row_dtype(schema)
+        self._pending = np.empty(0, self._dtype)
+        self._held = np.empty(0, self._dtype)  # the last row before the tick to come
+        self._integer_columns = schema.columns[: schema.integers]
+        self._gauge_columns = schema.columns[schema.integers :]
+        bounds = [column.signal.bounds or (-math.inf, math.inf) for column in self._gauge_columns]
+        self._low = np.array([low for low, _ in bounds], np.float64)
+        self._high = np.array([high for _, high in bounds], np.float64)
+        self._last_integers = np.full(schema.integers, UNKNOWN_INTEGER, np.int64)
+        self._unknown_bits: dict[int, set[int]] = {}
+        self._refresh_ns = np.array(
+            [int(column.signal.refresh_seconds * SECOND_NS) for column in schema.columns], np.int64
+        )
+        self._open_slot = np.zeros(len(schema.columns), np.bool_)
+
+    def set_refresh(self, column: int, refresh_ns: int) -> None:
+        """Use a measured refresh period for the column of that index."""
+        self._refresh_ns[column] = refresh_ns
+
+    def add(self, rows: bytes) -> npt.NDArray[Any]:
+        """Take rows as the ring reader returns them; return them as a structured array."""
+        array = np.frombuffer(rows, self._dtype)
+        self._pending = np.concatenate([self._pending, array]) if len(self._pending) else array
+        return array
+
+    def close(self, tick: Tick) -> None:
+        """Sum up the rows before the tick's end and put the windows into the tick."""
+        split = int(np.searchsorted(self._pending["time_ns"], tick.end_ns))
+        fresh, self._pending = self._pending[:split], self._pending[split:]
+        rows = np.concatenate([self._held, fresh])
+        if len(rows):
+            self._held = rows[-1:]
+        times = rows["time_ns"].astype(np.int64)
+        limits = times + HOLD_PERIODS * self.period_ns
+        ends = np.minimum(np.append(times[1:], tick.end_ns), np.minimum(limits, tick.end_ns))
+        spans = np.maximum(ends - np.maximum(times, tick.start_ns), 0)
+
+        gauges = rows["gauges"].astype(np.float64)
+        known = (gauges >= self._low) & (gauges <= self._high)
+        integers = rows["integers"]
+        known_integers = integers != UNKNOWN_INTEGER
+        samples, missing = self._count_slots(tick, rows, np.hstack([known_integers, known]))
+        split = self.schema.integers
+        self._close_gauges(tick, gauges, known, spans, samples[split:], missing[split:])
+        for index, column in enumerate(self._integer_columns):
+            counts = (int(samples[index]), int(missing[index]))
+            cells = (integers[:, index], known_integers[:, index], spans)
+            if column.signal.kind is Kind.BITS:
+                self._close_bits(tick, index, column, *cells, *counts)
+            else:
+                self._close_counter(tick, index, column, *cells, *counts)
+        tick.rows.append(
+            Rows(
+                self.schema.duty,
+                self.schema.source,
+                fresh["late"].astype(np.float64),
+                fresh["read"].astype(np.float64),
+                int(missing.max(initial=0)) if not len(fresh) else self._skipped(tick, fresh),
+            )
+        )
+
+    def _skipped(self, tick: Tick, fresh: npt.NDArray[Any]) -> int:
+        """Return how many planned reads of the tick did not happen."""
+        return max(0, (tick.end_ns - tick.start_ns) // self.period_ns - len(fresh))
+
+    def _count_slots(
+        self, tick: Tick, rows: npt.NDArray[Any], known: Bools
+    ) -> tuple[Integers, Integers]:
+        """Count, per column, refresh slots that ended in the tick with and without a value.
+
+        A row belongs to the slot of the time it was due, so lateness does not lose a slot.
+        """
+        due = rows["time_ns"] - (rows["late"].astype(np.float64) * 1e9).astype(np.int64)
+        samples = np.zeros(known.shape[1], np.int64)
+        missing = np.zeros(known.shape[1], np.int64)
+        widths = np.maximum(self._refresh_ns, self.period_ns)
+        for width in np.unique(widths):
+            columns = np.flatnonzero(widths == width)
+            first, end = tick.start_ns // width, tick.end_ns // width
+            slots = np.arange(first, end + 1)
+            edges = np.searchsorted(due // width, slots)
+            sums = np.vstack([np.zeros(len(columns), np.int64), known[:, columns].cumsum(axis=0)])
+            counts = sums[np.append(edges[1:], len(rows))] - sums[edges]
+            caught = counts > 0
+            caught[0] |= self._open_slot[columns]
+            self._open_slot[columns] = caught[-1]
+            samples[columns] = caught[:-1].sum(axis=0)
+            missing[columns] = (end - first) - samples[columns]
+        return samples, missing
+
+    def _close_gauges(
+        self,
+        tick: Tick,
+        values: Floats,
+        known: Bools,
+        spans: Integers,
+        samples: Integers,
+        missing: Integers,
+    ) -> None:
+        weights = spans[:, None] * known
+        live = weights > 0
+        covered = weights.sum(axis=0)
+        integrals = (np.where(known, values, 0.0) * weights).sum(axis=0)
+        minimum = np.where(live, values, np.inf).min(axis=0, initial=np.inf)
+        maximum = np.where(live, values, -np.inf).max(axis=0, initial=-np.inf)
+        for index, column in enumerate(self._gauge_columns):
+            seen = covered[index] > 0
+            rows = np.flatnonzero(live[:, index])
+            put(
+                tick,
+                column.entity,
+                column.name,
+                Window(
+                    tick.start_ns,
+                    tick.end_ns,
+                    int(covered[index]),
+                    int(samples[index]),
+                    int(missing[index]),
+                    float(minimum[index]) if seen else math.nan,
+                    float(maximum[index]) if seen else math.nan,
+                    float(integrals[index]),
+                    float(values[rows[-1], index]) if seen else math.nan,
+                ),
+            )
+            histogram = column.signal.histogram
+            if histogram is not None and histogram.label == column.label:
+                buckets = np.searchsorted(histogram.bounds, values[rows, index])
+                counts = np.bincount(
+                    buckets, weights[rows, index].astype(np.float64), len(histogram.bounds) + 1
+                )
+                old = tick.histograms.setdefault(column.entity, {}).get(histogram.name)
+                total = counts.astype(np.int64) + (old.nanoseconds if old else 0)
+                tick.histograms[column.entity][histogram.name] = TimeHistogram(
+                    tuple(total.tolist()), float(integrals[index]) + (old.integral if old else 0.0)
+                )
+
+    def _close_bits(
+        self,
+        tick: Tick,
+        index: int,
+        column: Column,
+        values: Integers,
+        known: Bools,
+        spans: Integers,
+        samples: int,
+        missing: int,
+    ) -> None:
+        bits = list(column.signal.bits)
+        bits += self._bits_not_declared(index, column, values[known])
+        weights = spans * known
+        covered = int(weights.sum())
+        live = weights > 0
+        states = values[known]
+        first = self._last_integers[index]
+        steps = (
+            np.concatenate([[first if first != UNKNOWN_INTEGER else states[0]], states])
+            if (len(states))
+            else states
+        )
+        if len(states):
+            self._last_integers[index] = states[-1]
+        raised = ~steps[:-1] & steps[1:]
+        for bit, label in bits:
+            active = (values >> bit) & 1
+            seen = active[live]
+            put(
+                tick,
+                column.entity,
+                column_name(column.signal, label),
+                Window(
+                    tick.start_ns,
+                    tick.end_ns,
+                    covered,
+                    samples,
+                    missing,
+                    float(seen.min()) if covered else math.nan,
+                    float(seen.max()) if covered else math.nan,
+                    float((active * weights).sum()),
+                    float(seen[-1]) if covered else math.nan,
+                    float(((raised >> bit) & 1).sum()),
+                ),
+            )
+
+    def _bits_not_declared(
+        self, index: int, column: Column, states: Integers
+    ) -> list[tuple[int, str]]:
+        """Return bits the declaration lacks, from when they were first seen on."""
+        declared = {bit for bit, _ in column.signal.bits}
+        known = self._unknown_bits.setdefault(index, set())
+        union = int(np.bitwise_or.reduce(states)) if len(states) else 0
+        known |= {bit for bit in range(63) if union >> bit & 1} - declared
+        return [(bit, f"unknown_0x{1 << bit:x}") for bit in sorted(known)]
+
+    def _close_counter(
+        self,
+        tick: Tick,
+        index: int,
+        column: Column,
+        values: Integers,
+        known: Bools,
+        spans: Integers,
+        samples: int,
+        missing: int,
+    ) -> None:
+        scale = column.signal.scale
+        states = values[known]
+        rise = 0
+        if len(states):
+            before = self._last_integers[index]
+            steps = np.diff(np.concatenate([[before], states]) if before >= 0 else states)
+            # A counter that fell was reset by the hardware and has risen from 0 since.
+            rise = int(np.where(steps >= 0, steps, states[len(states) - len(steps) :]).sum())
+            self._last_integers[index] = states[-1]
+        put(
+            tick,
+            column.entity,
+            column.name,
+            Window(
+                tick.start_ns,
+                tick.end_ns,
+                int((spans * known).sum()),
+                samples,
+                missing,
+                float(states.min()) * scale if len(states) else math.nan,
+                float(states.max()) * scale if len(states) else math.nan,
+                0.0,
+                float(states[-1]) * scale if len(states) else math.nan,
+                rise * scale,
+            ),
+        )
+
+
+def put(tick: Tick, entity: Entity, name: str, window: Window) -> None:
+    """Add a column's window to a tick; two feeders in one tick (a restarted child) add up."""
+    windows = tick.windows.setdefault(entity, {})
+    other = windows.get(name)
+    windows[name] = other.merge(window) if other else window
+
+
+def merge(windows: Iterable[Window]) -> Window | None:
+    """Merge windows in order of time, None if there are none."""
+    result: Window | None = None
+    for window in windows:
+        result = window if result is None else result.merge(window)
+    return result
