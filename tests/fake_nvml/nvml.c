@@ -1,165 +1,58 @@
-/* A fake NVML that answers from a script (FAKE_NVML_SCRIPT; see __init__.py).
- *
- * Its ABI is that of the real library, as far as nvidia-ml-py uses it. No call
- * holds the lock while it is delayed, so one hung GPU leaves the rest usable.
+/* The entry points of the fake NVML, answering from a script (see __init__.py).
+ * Their ABI is that of the real library, as far as nvidia-ml-py uses it.
  */
-#include "script.h"
+#include "fake.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
-#include <pthread.h>
 #include <time.h>
-#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
-enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
-};
-
 enum { DOUBLE, UINT, ULONG, ULONGLONG, SLONGLONG, INT, USHORT }; /* nvmlValueType_t */
 
-static const int64_t SECOND = 1000000000, RELOAD_CHECK = 20000000;
+/* Structures of the real nvml.h, under names of our own. */
+struct pci_info {
+    char legacy_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char id[32];
+};
+struct temperature { unsigned version; int sensor; int temperature; };
+struct utilization { unsigned gpu, memory; };
+struct memory { unsigned long long total, free, used; };
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
+struct field {
+    unsigned id, scope;
+    long long timestamp_us, latency_us;
+    unsigned type;
+    int ret;
+    unsigned long long value;
+};
 
 /* A handle is the address of an element: it stays valid whatever is reloaded. */
 struct handle { char unused; };
 static struct handle handles[MAX_DEVICES];
 typedef struct handle *nvmlDevice_t;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* Tables replaced are kept (->older): a call asleep may still point into one. */
-static struct table *table;
-static struct stat seen;       /* the script file last read */
-static bool bad_script = true; /* that reading failed */
-static int64_t next_check_ns;
-static int n_inits;
-static _Atomic bool opened[MAX_DEVICES];
-
-static int64_t clock_ns(clockid_t clock)
+static int number_of(nvmlDevice_t handle)
 {
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return now.tv_sec * SECOND + now.tv_nsec;
-}
-
-/* Signals only interrupt this sleep, as they do a call stuck in the driver. */
-static void sleep_until(int64_t from_ns, int64_t takes_ns)
-{
-    bool for_ever = takes_ns < 0 || takes_ns > INT64_MAX / 2;
-    int64_t end = for_ever ? INT64_MAX : from_ns + takes_ns;
-    struct timespec until = {end / SECOND, end % SECOND};
-    do
-        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
-            ;
-    while (for_ever);
-}
-
-/* A handler (faulthandler, say) sees the signal first, then the process dies. */
-_Noreturn static void die(int number)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, number);
-    raise(number);
-    signal(number, SIG_DFL);
-    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-    raise(number);
-    _exit(128 + number);
-}
-
-/* Read the script again if its file is another one than that last read. */
-static void refresh(int64_t now_ns, bool at_once)
-{
-    const char *path = getenv("FAKE_NVML_SCRIPT");
-    struct stat found;
-    if (now_ns < next_check_ns && !at_once)
-        return;
-    next_check_ns = now_ns + RELOAD_CHECK;
-    if (!path || stat(path, &found) != 0) {
-        if (at_once)
-            fprintf(stderr, "fake nvml: no script at FAKE_NVML_SCRIPT=%s\n", path ? path : "");
-        bad_script |= at_once;
-        return;
-    }
-    if (!bad_script && found.st_ino == seen.st_ino && found.st_dev == seen.st_dev
-        && found.st_size == seen.st_size && found.st_mtim.tv_sec == seen.st_mtim.tv_sec
-        && found.st_mtim.tv_nsec == seen.st_mtim.tv_nsec)
-        return;
-    seen = found;
-    struct table *loaded = table_load(path, table);
-    bad_script = !loaded;
-    if (loaded)
-        table = loaded;
-}
-
-/* What the script says to one call: its return code, and the step with values. */
-static int answer(int function, int device, const struct step **step)
-{
-    bool init = function == FN_nvmlInit;
-    int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
-    int ret = SUCCESS;
-    *step = NULL;
-    pthread_mutex_lock(&lock);
-    if (!init && n_inits == 0) {
-        ret = UNINITIALIZED;
-    } else {
-        refresh(now_ns, init);
-        if (init && bad_script)
-            ret = UNKNOWN;
-        else if (device > 0 && device >= table->n_devices)
-            ret = INVALID_ARGUMENT;
-        else
-            *step = table_pick(table, function, device, now_ns - table->epoch_ns);
-    }
-    pthread_mutex_unlock(&lock);
-    if (!*step)
-        return ret;
-    if ((*step)->takes_ns)
-        sleep_until(now_ns, (*step)->takes_ns);
-    if ((*step)->ret == CRASH)
-        die((*step)->signal);
-    return (*step)->ret;
-}
-
-static int answer_device(int function, int device, const struct step **step)
-{
-    if (!opened[device]) { /* a GPU without persistence mode wakes up first */
-        int ret = answer(FN_firstCallAfterOpen, device, step);
-        if (ret == UNINITIALIZED || ret == INVALID_ARGUMENT)
-            return ret;
-        opened[device] = true;
-        if (ret != SUCCESS)
-            return ret;
-    }
-    return answer(function, device, step);
+    return (int)((uintptr_t)handle - (uintptr_t)handles);
 }
 
 static int answer_handle(int function, nvmlDevice_t handle, const void *out,
                          const struct step **step)
 {
-    int device = (int)(handle - handles);
-    bool known = handle >= handles && handle < handles + MAX_DEVICES;
-    int ret = known ? answer_device(function, device, step) : answer(FN_nvmlShutdown, 0, step);
-    return ret == SUCCESS && (!known || !out) ? INVALID_ARGUMENT : ret;
-}
-
-static struct table *current(void)
-{
-    pthread_mutex_lock(&lock);
-    struct table *now = table;
-    pthread_mutex_unlock(&lock);
-    return now;
+    if (handle < handles || handle >= handles + MAX_DEVICES)
+        return ready() ? INVALID_ARGUMENT : UNINITIALIZED;
+    int ret = answer_device(function, number_of(handle), step);
+    return ret == SUCCESS && !out ? INVALID_ARGUMENT : ret;
 }
 
 static const struct device *device_of(nvmlDevice_t handle)
 {
-    return &current()->devices[handle - handles];
+    return &current()->devices[number_of(handle)];
 }
 
 /* The scripted value, else the default: the device's own or that of the table. */
@@ -170,7 +63,7 @@ static uint64_t value(const struct step *step, int function, nvmlDevice_t handle
     switch (function) {
     case FN_nvmlDeviceGetIndex:
     case FN_nvmlDeviceGetModuleId:
-        return (uint64_t)(handle - handles);
+        return (uint64_t)number_of(handle);
     case FN_nvmlDeviceGetMinorNumber:
         return device_of(handle)->minor;
     case FN_nvmlDeviceGetCount:
@@ -223,7 +116,7 @@ static int get_text(int function, nvmlDevice_t handle, char *out, unsigned lengt
         return put_text(out, length, device_of(handle)->uuid);
     if (function == FN_nvmlDeviceGetName)
         return put_text(out, length, device_of(handle)->name);
-    snprintf(text, sizeof text, functions[function].text, (int)(handle - handles));
+    snprintf(text, sizeof text, functions[function].text, number_of(handle));
     return put_text(out, length, text);
 }
 
@@ -264,37 +157,20 @@ static int get_process_text(int function, char *out, unsigned length)
 #include "functions.def"
 #include "undef.h"
 
-API int nvmlInitWithFlags(unsigned flags)
-{
-    const struct step *step;
-    int ret = answer(FN_nvmlInit, 0, &step);
-    (void)flags;
-    if (ret != SUCCESS)
-        return ret;
-    pthread_mutex_lock(&lock);
-    if (n_inits++ == 0)
-        for (int i = 0; i < MAX_DEVICES; i++)
-            opened[i] = false;
-    pthread_mutex_unlock(&lock);
-    return SUCCESS;
-}
-
 API int nvmlInit_v2(void)
 {
-    return nvmlInitWithFlags(0);
+    return open_library();
+}
+
+API int nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    return open_library();
 }
 
 API int nvmlShutdown(void)
 {
-    const struct step *step;
-    int ret = answer(FN_nvmlShutdown, 0, &step);
-    if (ret != SUCCESS)
-        return ret;
-    pthread_mutex_lock(&lock);
-    if (n_inits > 0)
-        n_inits--;
-    pthread_mutex_unlock(&lock);
-    return SUCCESS;
+    return close_library();
 }
 
 API const char *nvmlErrorString(int ret)
@@ -349,47 +225,244 @@ static int open_handle(int function, int device, nvmlDevice_t *out)
     return ret;
 }
 
-static int number_of_devices(void)
-{
-    struct table *now = current();
-    return now ? now->n_devices : 0;
-}
-
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
 {
-    const struct step *step;
-    if (out && index < (unsigned)number_of_devices())
-        return open_handle(FN_nvmlDeviceGetHandleByIndex, (int)index, out);
-    return answer(FN_nvmlShutdown, 0, &step) == UNINITIALIZED ? UNINITIALIZED : INVALID_ARGUMENT;
+    struct table *now = ready();
+    if (!now)
+        return UNINITIALIZED;
+    if (!out || index >= (unsigned)now->n_devices)
+        return INVALID_ARGUMENT;
+    return open_handle(FN_nvmlDeviceGetHandleByIndex, (int)index, out);
 }
 
 API int nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *out)
 {
     unsigned domain, bus, slot, function;
-    int n = number_of_devices(), length = -1;
-    if (n && (!address || !out))
+    int length = -1;
+    struct table *now = ready();
+    if (!now)
+        return UNINITIALIZED;
+    if (!address || !out)
         return INVALID_ARGUMENT;
-    if (n && sscanf(address, "%8x:%2x:%2x.%1x%n", &domain, &bus, &slot, &function, &length) == 4
-        && !address[length])
-        for (int i = 0; i < n; i++) {
-            const struct device *device = &current()->devices[i];
-            if (device->domain == domain && device->bus == bus && device->slot == slot
-                && device->pci_function == function)
-                return open_handle(FN_nvmlDeviceGetHandleByPciBusId, i, out);
-        }
+    if (sscanf(address, "%8x:%2x:%2x.%1x%n", &domain, &bus, &slot, &function, &length) != 4
+        || address[length])
+        return NOT_FOUND;
+    for (int i = 0; i < now->n_devices; i++) {
+        const struct device *device = &now->devices[i];
+        if (device->domain == domain && device->bus == bus && device->slot == slot
+            && device->pci_function == function)
+            return open_handle(FN_nvmlDeviceGetHandleByPciBusId, i, out);
+    }
     return NOT_FOUND;
 }
 
 /* The driver asks each GPU in turn, so one that is stuck or lost spoils it. */
 API int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 {
-    int n = number_of_devices();
-    if (n && (!uuid || !out))
+    struct table *now = ready();
+    if (!now)
+        return UNINITIALIZED;
+    if (!uuid || !out)
         return INVALID_ARGUMENT;
-    for (int i = 0; i < n; i++) {
-        int ret = open_handle(FN_nvmlDeviceGetHandleByUUID, i, out);
-        if (ret != SUCCESS || strcasecmp(current()->devices[i].uuid, uuid) == 0)
+    for (int i = 0; i < now->n_devices; i++) {
+        nvmlDevice_t handle;
+        int ret = open_handle(FN_nvmlDeviceGetHandleByUUID, i, &handle);
+        if (ret != SUCCESS)
             return ret;
+        if (strcasecmp(now->devices[i].uuid, uuid) == 0) {
+            *out = handle;
+            return SUCCESS;
+        }
     }
     return NOT_FOUND;
+}
+
+API int nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, struct pci_info *out)
+{
+    const struct step *step;
+    int ret = answer_handle(FN_nvmlDeviceGetPciInfo_v3, handle, out, &step);
+    if (ret != SUCCESS)
+        return ret;
+    const struct device *device = device_of(handle);
+    unsigned domain = device->domain, bus = device->bus, slot = device->slot;
+    unsigned function = device->pci_function;
+    if (step && step->text)
+        sscanf(step->text, "%8x:%2x:%2x.%1x", &domain, &bus, &slot, &function);
+    *out = (struct pci_info){.domain = domain, .bus = bus, .device = slot,
+                             .device_id = 0x233010de, .subsystem_id = 0x16c110de};
+    snprintf(out->legacy_id, sizeof out->legacy_id, "%04X:%02X:%02X.%X",
+             domain & 0xffff, bus & 0xff, slot & 0xff, function & 0xf);
+    snprintf(out->id, sizeof out->id, "%08X:%02X:%02X.%X", domain, bus, slot, function);
+    return SUCCESS;
+}
+
+/* nvmlClockType_t counts as the keys in functions.def stand. */
+static int get_clock(int first, nvmlDevice_t handle, unsigned type, unsigned *out)
+{
+    if (type > 3)
+        return ready() ? INVALID_ARGUMENT : UNINITIALIZED;
+    return get_uint(first + (int)type, handle, out);
+}
+
+API int nvmlDeviceGetClockInfo(nvmlDevice_t handle, unsigned type, unsigned *out)
+{
+    return get_clock(FN_nvmlDeviceGetClockInfo_graphics, handle, type, out);
+}
+
+API int nvmlDeviceGetMaxClockInfo(nvmlDevice_t handle, unsigned type, unsigned *out)
+{
+    return get_clock(FN_nvmlDeviceGetMaxClockInfo_graphics, handle, type, out);
+}
+
+API int nvmlDeviceGetTemperatureV(nvmlDevice_t handle, struct temperature *out)
+{
+    const struct step *step;
+    int ret = answer_handle(FN_nvmlDeviceGetTemperatureV, handle, out, &step);
+    if (ret == SUCCESS && out->version != (sizeof *out | 1 << 24))
+        ret = ARGUMENT_VERSION_MISMATCH;
+    if (ret == SUCCESS)
+        out->temperature = (int)value(step, FN_nvmlDeviceGetTemperatureV, handle, 0);
+    return ret;
+}
+
+API int nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, struct utilization *out)
+{
+    const struct step *step;
+    int fn = FN_nvmlDeviceGetUtilizationRates, ret = answer_handle(fn, handle, out, &step);
+    if (ret == SUCCESS) {
+        out->gpu = (unsigned)value(step, fn, handle, 0);
+        out->memory = (unsigned)value(step, fn, handle, 1);
+    }
+    return ret;
+}
+
+API int nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, struct memory *out)
+{
+    const struct step *step;
+    int fn = FN_nvmlDeviceGetMemoryInfo, ret = answer_handle(fn, handle, out, &step);
+    if (ret == SUCCESS) {
+        out->total = value(step, fn, handle, 0);
+        out->free = value(step, fn, handle, 1);
+        out->used = value(step, fn, handle, 2);
+    }
+    return ret;
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, struct memory_v2 *out)
+{
+    const struct step *step;
+    int fn = FN_nvmlDeviceGetMemoryInfo_v2, ret = answer_handle(fn, handle, out, &step);
+    if (ret == SUCCESS && out->version != (sizeof *out | 2 << 24))
+        ret = ARGUMENT_VERSION_MISMATCH;
+    if (ret == SUCCESS) {
+        out->total = value(step, fn, handle, 0);
+        out->reserved = value(step, fn, handle, 1);
+        out->free = value(step, fn, handle, 2);
+        out->used = value(step, fn, handle, 3);
+    }
+    return ret;
+}
+
+API int nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *now, unsigned *pending)
+{
+    const struct step *step;
+    int fn = FN_nvmlDeviceGetMigMode, ret = answer_handle(fn, handle, now, &step);
+    if (ret == SUCCESS && !pending)
+        ret = INVALID_ARGUMENT;
+    if (ret == SUCCESS) {
+        *now = (unsigned)value(step, fn, handle, 0);
+        *pending = (unsigned)value(step, fn, handle, 1);
+    }
+    return ret;
+}
+
+API int nvmlDeviceGetRemappedRows(nvmlDevice_t handle, unsigned *corrected,
+                                  unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+    const struct step *step;
+    unsigned *outs[] = {corrected, uncorrected, pending, failed};
+    int fn = FN_nvmlDeviceGetRemappedRows, ret = answer_handle(fn, handle, outs, &step);
+    for (int i = 0; ret == SUCCESS && i < 4; i++) {
+        if (!outs[i])
+            return INVALID_ARGUMENT;
+        *outs[i] = (unsigned)value(step, fn, handle, i);
+    }
+    return ret;
+}
+
+API int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t handle, unsigned *count,
+                                                struct process *out)
+{
+    const struct step *step;
+    int fn = FN_nvmlDeviceGetComputeRunningProcesses_v3;
+    int ret = answer_handle(fn, handle, count, &step);
+    if (ret != SUCCESS)
+        return ret;
+    unsigned room = *count;
+    *count = step ? (unsigned)step->n_values / 4 : 0;
+    if (*count > room)
+        return INSUFFICIENT_SIZE;
+    if (*count && !out)
+        return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < *count; i++) {
+        const uint64_t *v = &step->values[4 * i];
+        out[i] = (struct process){(unsigned)v[0], v[1], (unsigned)v[2], (unsigned)v[3]};
+    }
+    return SUCCESS;
+}
+
+/* One field: "value" and "type" of its step, else the default, else unsupported. */
+static void get_field(nvmlDevice_t handle, struct field *out)
+{
+    static const struct { unsigned type; bool known; uint64_t value; } defaults[MAX_FIELDS] = {
+#define PROCESS(fn, ...)
+#define PROCESS_TEXT(fn, text)
+#define DEVICE(fn, ...)
+#define DEVICE_UINT(fn, value)
+#define DEVICE_UINT_OF(fn, value)
+#define DEVICE_ULL(fn, value)
+#define DEVICE_TEXT(fn, text)
+#define DEVICE_KEY(fn, key, value)
+#define EVENT(name)
+#define FIELD(id, type, value) [id] = {type, true, value},
+#include "functions.def"
+#include "undef.h"
+    };
+    static const size_t sizes[] = {8, 4, 8, 8, 8, 4, 2}; /* by nvmlValueType_t */
+    const struct step *step;
+    unsigned id = out->id;
+    uint64_t bits;
+    out->type = ULONGLONG;
+    out->ret = NOT_SUPPORTED;
+    out->value = 0;
+    if (id >= MAX_FIELDS)
+        return;
+    out->ret = answer(FN_COUNT + (int)id, number_of(handle), &step);
+    if (out->ret == SUCCESS && !step && !defaults[id].known)
+        out->ret = NOT_SUPPORTED;
+    if (out->ret != SUCCESS)
+        return;
+    bits = step && step->n_values > 0 ? step->values[0] : defaults[id].value;
+    if (defaults[id].known)
+        out->type = defaults[id].type;
+    if (step && step->n_values > 1)
+        out->type = (unsigned)step->values[1];
+    /* As a store into the union's member would: the low bytes, the rest stays. */
+    memcpy(&out->value, &bits, out->type <= USHORT ? sizes[out->type] : sizeof bits);
+}
+
+API int nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, struct field *out)
+{
+    const struct step *step;
+    int ret = answer_handle(FN_nvmlDeviceGetFieldValues, handle, out, &step);
+    if (ret != SUCCESS || count <= 0)
+        return ret != SUCCESS ? ret : INVALID_ARGUMENT;
+    int64_t before = clock_ns(CLOCK_REALTIME) / 1000;
+    for (int i = 0; i < count; i++) {
+        get_field(handle, &out[i]);
+        out[i].timestamp_us = clock_ns(CLOCK_REALTIME) / 1000;
+        out[i].latency_us = out[i].timestamp_us - before;
+        before = out[i].timestamp_us;
+    }
+    return SUCCESS;
 }

@@ -8,7 +8,7 @@
  * where RET is an nvmlReturn_t or -1 for a crash, and VALUE... is nothing
  * (the default), numbers, or a double quote and the text up to the line's end.
  */
-#include "script.h"
+#include "fake.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -191,7 +191,7 @@ static const char *read_step(struct table *table, char *rest, int line)
     /* A device named counts for more than a function named: a step that takes
      * one GPU off the bus beats a value given to all of the same time. */
     step->rank += step->device >= 0 ? 3 : 0;
-    step->used = need(calloc(MAX_DEVICES, sizeof *step->used));
+    step->used = need(calloc((size_t)table->n_devices + 1, sizeof *step->used));
     if ((table->n_steps & (table->n_steps - 1)) == 0) /* grow at powers of two */
         table->steps = need(realloc(table->steps, sizeof *table->steps
                                                       * (size_t)(2 * table->n_steps + 1)));
@@ -296,6 +296,15 @@ static void free_table(struct table *table)
     free(table);
 }
 
+static void keep_counts(struct table *table, const struct table *older)
+{
+    int n = table->n_devices < older->n_devices ? table->n_devices : older->n_devices;
+    for (int i = 0; i < table->n_steps && i < older->n_steps
+                    && table->steps[i]->hash == older->steps[i]->hash; i++)
+        memcpy(table->steps[i]->used, older->steps[i]->used,
+               ((size_t)n + 1) * sizeof *table->steps[i]->used);
+}
+
 struct table *table_load(const char *path, struct table *older)
 {
     struct table *table = need(calloc(1, sizeof *table));
@@ -322,10 +331,8 @@ struct table *table_load(const char *path, struct table *older)
         free_table(table);
         return NULL;
     }
-    for (int i = 0; older && i < table->n_steps && i < older->n_steps
-                    && table->steps[i]->hash == older->steps[i]->hash; i++)
-        memcpy(table->steps[i]->used, older->steps[i]->used,
-               MAX_DEVICES * sizeof *table->steps[i]->used);
+    if (older)
+        keep_counts(table, older);
     fill_slots(table);
     table->older = older;
     return table;

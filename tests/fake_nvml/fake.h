@@ -1,11 +1,18 @@
-/* The script of the fake NVML: what each call answers, and when. */
-#ifndef FAKE_NVML_SCRIPT_H
-#define FAKE_NVML_SCRIPT_H
+/* The script of the fake NVML (what each call answers, and when), and the state
+ * of one process that answers from it. */
+#ifndef FAKE_NVML_H
+#define FAKE_NVML_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 enum { MAX_DEVICES = 64, MAX_FIELDS = 512, CRASH = -1 };
+
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+};
 
 enum function {
 #define PROCESS(fn, ...) FN_##fn,
@@ -71,5 +78,23 @@ struct table *table_load(const char *path, struct table *older);
 
 /* The step that answers this call now, counted as used; NULL: none does. */
 const struct step *table_pick(struct table *table, int function, int device, int64_t now_ns);
+
+/* What the script says to one call: its return code, and the step with values
+ * (NULL: the defaults), after the delay it asks for. */
+int answer(int function, int device, const struct step **step);
+
+/* The same for a call on a device, which may be the first after init. */
+int answer_device(int function, int device, const struct step **step);
+
+int open_library(void);
+int close_library(void);
+
+/* The script as it is now, read again if it changed; NULL: not initialised. */
+struct table *ready(void);
+
+/* The script last read. */
+struct table *current(void);
+
+int64_t clock_ns(clockid_t clock);
 
 #endif

@@ -1,0 +1,172 @@
+/* The state of the fake NVML in one process: the script in force, whether it is
+ * initialised, and the answering of one call with its delay or its crash. No
+ * call holds the lock while it is delayed, so one hung GPU leaves the rest
+ * usable.
+ */
+#include "fake.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const int64_t SECOND = 1000000000, DAY = 86400000000000, RELOAD_CHECK = 20000000;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Tables replaced are kept (->older): a call asleep may still point into one. */
+static struct table *table;
+static struct stat seen;       /* the script file last read */
+static bool bad_script = true; /* that reading failed */
+static int64_t next_check_ns;
+static int n_inits;
+static _Atomic bool opened[MAX_DEVICES];
+
+int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * SECOND + now.tv_nsec;
+}
+
+/* Signals only interrupt this sleep, as they do a call stuck in the driver. */
+static void sleep_until(int64_t from_ns, int64_t takes_ns)
+{
+    bool for_ever = takes_ns < 0 || takes_ns > INT64_MAX / 2;
+    int64_t end = from_ns + (for_ever ? DAY : takes_ns);
+    struct timespec until = {end / SECOND, end % SECOND};
+    do
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
+            ;
+    while (for_ever && (until.tv_sec += DAY / SECOND));
+}
+
+/* A handler (faulthandler, say) sees the signal first, then the process dies. */
+_Noreturn static void die(int number)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, number);
+    raise(number);
+    signal(number, SIG_DFL);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    raise(number);
+    _exit(128 + number);
+}
+
+/* Read the script again if its file is another one than that last read. */
+static void refresh(int64_t now_ns, bool at_once)
+{
+    const char *path = getenv("FAKE_NVML_SCRIPT");
+    struct stat found;
+    if (now_ns < next_check_ns && !at_once)
+        return;
+    next_check_ns = now_ns + RELOAD_CHECK;
+    if (!path || stat(path, &found) != 0) {
+        if (at_once)
+            fprintf(stderr, "fake nvml: no script at FAKE_NVML_SCRIPT=%s\n", path ? path : "");
+        bad_script |= at_once;
+        return;
+    }
+    bool same = found.st_ino == seen.st_ino && found.st_dev == seen.st_dev
+                && found.st_size == seen.st_size && found.st_mtim.tv_sec == seen.st_mtim.tv_sec
+                && found.st_mtim.tv_nsec == seen.st_mtim.tv_nsec;
+    if (same && !(bad_script && at_once))
+        return;
+    seen = found;
+    struct table *loaded = table_load(path, table);
+    bad_script = !loaded;
+    if (loaded)
+        table = loaded;
+}
+
+/* The script as it is now; NULL: not initialised. */
+struct table *ready(void)
+{
+    pthread_mutex_lock(&lock);
+    if (n_inits > 0)
+        refresh(clock_ns(CLOCK_MONOTONIC), false);
+    struct table *now = n_inits > 0 ? table : NULL;
+    pthread_mutex_unlock(&lock);
+    return now;
+}
+
+/* What the script says to one call: its return code, and the step with values. */
+int answer(int function, int device, const struct step **step)
+{
+    bool init = function == FN_nvmlInit;
+    int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+    int ret = SUCCESS;
+    *step = NULL;
+    pthread_mutex_lock(&lock);
+    if (!init && n_inits == 0) {
+        ret = UNINITIALIZED;
+    } else {
+        refresh(now_ns, init);
+        if (init && bad_script)
+            ret = UNKNOWN;
+        else if (device > 0 && device >= table->n_devices)
+            ret = INVALID_ARGUMENT;
+        else
+            *step = table_pick(table, function, device, now_ns - table->epoch_ns);
+    }
+    pthread_mutex_unlock(&lock);
+    if (!*step)
+        return ret;
+    if ((*step)->takes_ns)
+        sleep_until(now_ns, (*step)->takes_ns);
+    if ((*step)->ret == CRASH)
+        die((*step)->signal);
+    return (*step)->ret;
+}
+
+int answer_device(int function, int device, const struct step **step)
+{
+    if (!opened[device]) { /* a GPU without persistence mode wakes up first */
+        int ret = answer(FN_firstCallAfterOpen, device, step);
+        if (ret == UNINITIALIZED || ret == INVALID_ARGUMENT)
+            return ret;
+        opened[device] = true;
+        if (ret != SUCCESS)
+            return ret;
+    }
+    return answer(function, device, step);
+}
+
+struct table *current(void)
+{
+    pthread_mutex_lock(&lock);
+    struct table *now = table;
+    pthread_mutex_unlock(&lock);
+    return now;
+}
+
+/* nvmlInit and nvmlShutdown are counted, as the real ones are. */
+int open_library(void)
+{
+    const struct step *step;
+    int ret = answer(FN_nvmlInit, 0, &step);
+    if (ret != SUCCESS)
+        return ret;
+    pthread_mutex_lock(&lock);
+    if (n_inits++ == 0)
+        for (int i = 0; i < MAX_DEVICES; i++)
+            opened[i] = false;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+int close_library(void)
+{
+    const struct step *step;
+    int ret = answer(FN_nvmlShutdown, 0, &step);
+    if (ret != SUCCESS)
+        return ret;
+    pthread_mutex_lock(&lock);
+    if (n_inits > 0)
+        n_inits--;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
