@@ -31,7 +31,7 @@ class Peer(NamedTuple):
     gid: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Connection:
     """One open conversation."""
 

@@ -48,10 +48,13 @@ class Pulse:
     def reading(self) -> str | None:
         """Return the entity whose driver call the child is in, None if it is in none."""
         index = self.words[READING]
-        if index < 0:
-            return None
-        names = self._map[NAMES_OFFSET:PAGE_BYTES].split(b"\0", 1)[0].decode().split("\n")
-        return names[index] if index < len(names) else None
+        names = self.names()
+        return names[index] if 0 <= index < len(names) else None
+
+    def names(self) -> list[str]:
+        """Return the names set last: entities, or the reason of a child that is unavailable."""
+        text = self._map[NAMES_OFFSET:PAGE_BYTES].split(b"\0", 1)[0]
+        return text.decode(errors="replace").split("\n")
 
     @property
     def phase(self) -> str:

@@ -62,7 +62,8 @@ class Opened:
 class Context:
     """What a source is given: settings, roots of /sys and /proc, and what to leave alone.
 
-    `excluded` holds ids of entities that hung: they are listed as not up and never touched.
+    `excluded` holds ids of entities that hung: they are listed as not up and never touched; `only`
+    is set in a probe, which opens that entity alone.
     Before each driver call the source writes the index of the entity into the pulse.
     """
 
@@ -71,6 +72,7 @@ class Context:
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     excluded: frozenset[str] = frozenset()
+    only: str | None = None
 
 
 @dataclass(slots=True)

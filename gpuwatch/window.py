@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpuwatch.calibration import RefreshEstimator
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import (
@@ -26,6 +27,7 @@ from gpuwatch.signals import (
 
 TICK_NS = 250_000_000
 HOLD_PERIODS = 2
+CALIBRATION_TICKS = 40
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -57,6 +59,12 @@ class Window:
     def mean(self) -> float:
         """Time-weighted mean over the covered time, NaN if there is none."""
         return self.integral / self.covered_ns if self.covered_ns else math.nan
+
+    @classmethod
+    def steady(cls, start_ns: int, end_ns: int, value: float) -> "Window":
+        """Return the window of a value known for all of the time."""
+        span = end_ns - start_ns
+        return cls(start_ns, end_ns, span, 1, 0, value, value, value * span, value)
 
     def merge(self, later: "Window") -> "Window":
         """Return the window over both; associative (sums exactly, integrals to 1e-12)."""
@@ -160,10 +168,23 @@ class RingWindows:
             [int(column.signal.refresh_seconds * SECOND_NS) for column in schema.columns], np.int64
         )
         self._open_slot = np.zeros(len(schema.columns), np.bool_)
+        self._estimator = RefreshEstimator(schema.gauges)
+        self._ticks = 0
+        self.achieved_seconds: float | None = None  # time between rows in the newest tick
 
-    def set_refresh(self, column: int, refresh_ns: int) -> None:
-        """Use a measured refresh period for the column of that index."""
-        self._refresh_ns[column] = refresh_ns
+    def refresh_seconds(self) -> dict[Column, float]:
+        """Return the refresh of each gauge that calibration has measured."""
+        found = {}
+        for index, column in enumerate(self._gauge_columns):
+            refresh = self._estimator.refresh_ns(index)
+            if refresh is not None:
+                found[column] = refresh / SECOND_NS
+        return found
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """Time of the first row not yet closed, None if there is none."""
+        return int(self._pending["time_ns"][0]) if len(self._pending) else None
 
     def add(self, rows: bytes) -> npt.NDArray[Any]:
         """Take rows as the ring reader returns them; return them as a structured array."""
@@ -189,6 +210,7 @@ class RingWindows:
         known_integers = integers != UNKNOWN_INTEGER
         samples, missing = self._count_slots(tick, rows, np.hstack([known_integers, known]))
         split = self.schema.integers
+        self._calibrate(fresh)
         self._close_gauges(tick, gauges, known, spans, samples[split:], missing[split:])
         for index, column in enumerate(self._integer_columns):
             counts = (int(samples[index]), int(missing[index]))
@@ -206,6 +228,20 @@ class RingWindows:
                 int(missing.max(initial=0)) if not len(fresh) else self._skipped(tick, fresh),
             )
         )
+
+    def _calibrate(self, fresh: npt.NDArray[Any]) -> None:
+        """Count samples by measured refreshes; they are looked at anew every few seconds."""
+        self._estimator.add(fresh["time_ns"], fresh["gauges"], self.period_ns)
+        if len(fresh) > 1:
+            span = int(fresh["time_ns"][-1] - fresh["time_ns"][0])
+            self.achieved_seconds = span / (len(fresh) - 1) / SECOND_NS
+        self._ticks += 1
+        if self._ticks % CALIBRATION_TICKS:
+            return
+        for index in range(self.schema.gauges):
+            refresh = self._estimator.refresh_ns(index)
+            if refresh is not None:
+                self._refresh_ns[self.schema.integers + index] = refresh
 
     def _skipped(self, tick: Tick, fresh: npt.NDArray[Any]) -> int:
         """Return how many planned reads of the tick did not happen."""
@@ -264,10 +300,10 @@ class RingWindows:
                     int(covered[index]),
                     int(samples[index]),
                     int(missing[index]),
-                    float(minimum[index]) if seen else math.nan,
-                    float(maximum[index]) if seen else math.nan,
+                    _shortest(minimum[index]) if seen else math.nan,
+                    _shortest(maximum[index]) if seen else math.nan,
                     float(integrals[index]),
-                    float(values[rows[-1], index]) if seen else math.nan,
+                    _shortest(values[rows[-1], index]) if seen else math.nan,
                 ),
             )
             histogram = column.signal.histogram
@@ -376,6 +412,11 @@ class RingWindows:
                 rise * scale,
             ),
         )
+
+
+def _shortest(value: np.float64) -> float:
+    """Return the shortest decimal that is this float32: 3201000000, not 3200999936."""
+    return float(str(np.float32(value)))
 
 
 def put(tick: Tick, entity: Entity, name: str, window: Window) -> None:

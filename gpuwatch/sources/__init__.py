@@ -1,1 +1,22 @@
-"""The sources, and which duty (sampler process) runs each. To add one: a file and a line here."""
+"""The sources, by the duty (sampler process) that runs them.
+
+To add a source: one file in this folder and one line here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuwatch.source import Source
+from gpuwatch.sources.nvml_state import NvmlState
+from gpuwatch.sources.simulated import SimulatedState
+
+SOURCES: dict[str, tuple[type[NvmlState], ...]] = {"state": (NvmlState,)}
+SIMULATED: dict[str, tuple[type[SimulatedState], ...]] = {"state": (SimulatedState,)}
+
+
+def sources_of(duty: str, settings: Mapping[str, Any]) -> list[Source]:
+    """Return the sources of a duty that the config leaves on; simulated ones if so told."""
+    simulated = settings["config"]["source"]["kind"] == "simulated"
+    classes = SIMULATED[duty] if simulated else SOURCES[duty]
+    collectors = settings["config"]["collectors"]
+    return [source() for source in classes if collectors[source.name]]

@@ -1,0 +1,61 @@
+"""What every long-lived child does first: take its settings, heed signals, keep a pulse.
+
+The supervisor hands settings over as JSON on an inherited descriptor (standard input), never on
+the command line, where every user of the host could read them.
+"""
+
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+from gpuwatch import pulse as page
+from gpuwatch.clock import monotonic_ns
+from gpuwatch.pulse import Pulse
+
+EXIT_UNAVAILABLE = 75  # sysexits EX_TEMPFAIL: start me again, this is no crash
+MAX_RETRY_SECONDS = 30.0
+
+
+class Child:
+    """The running child as the supervisor sees it."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = json.load(sys.stdin.buffer)
+        self.config: dict[str, Any] = self.settings["config"]
+        self.generation: int = self.settings["generation"]
+        self.pulse = Pulse(self.settings["pulse"])
+        self.stopping = False
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor too
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.beat(page.STARTING)
+
+    def _stop(self, _number: int, _frame: object) -> None:
+        self.stopping = True
+
+    def beat(self, phase: int) -> None:
+        """Show the phase and that this process runs."""
+        self.pulse.words[page.PHASE] = phase
+        self.pulse.words[page.HEARTBEAT] = monotonic_ns()
+
+    @property
+    def current(self) -> bool:
+        """False once the supervisor has abandoned this process: then it must not write."""
+        return self.pulse.words[page.GENERATION] == self.generation
+
+    def unavailable(self, reason: str) -> int:
+        """Report `reason` until it is time for the next try; return the exit status.
+
+        The wait doubles with each failed attempt. A new process tries, because a driver library
+        once loaded keeps its version.
+        """
+        self.pulse.set_names([reason])
+        self.pulse.words[page.READING] = page.NOT_READING
+        wait = min(MAX_RETRY_SECONDS, 2.0 ** self.settings.get("attempt", 0))
+        end = time.monotonic() + wait
+        while not self.stopping and self.current and time.monotonic() < end:
+            self.beat(page.UNAVAILABLE)
+            time.sleep(min(0.1, wait))
+        return EXIT_UNAVAILABLE

@@ -1,0 +1,195 @@
+"""The daemon: closes ticks, judges them, serves what is known. It never calls a driver."""
+
+import logging
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import logs
+from gpuwatch import pulse as page
+from gpuwatch.alerts import AlertEngine
+from gpuwatch.child import Child
+from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
+from gpuwatch.control import Server
+from gpuwatch.exposition import Exposition
+from gpuwatch.feed import Feed
+from gpuwatch.requests import answer
+from gpuwatch.rules import RULES
+from gpuwatch.siblings import ProcessorTime, SamplerChannels, SupervisorChannel
+from gpuwatch.signals import HOST, Event
+from gpuwatch.snapshot import ChildState
+from gpuwatch.status import describe, snapshot
+from gpuwatch.store import Store
+from gpuwatch.topology import pci_gpus
+from gpuwatch.totals import Totals
+from gpuwatch.web import Body, WebServer
+from gpuwatch.window import Tick
+
+log = logging.getLogger("gpuwatch.daemon")
+
+LOOK_SECONDS = 0.125
+EVENTS_KEPT = 10_000
+SOURCES_OF_DUTY: Mapping[str, tuple[str, ...]] = {"state": ("nvml_state",)}
+UPKEEP_NS = SECOND_NS
+
+
+class Daemon:
+    """Everything between rings and web pages; one thread, beside the web server's."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.config = child.config
+        paths = self.config["paths"]
+        self.runtime = Path(paths["runtime"])
+        self.state = Path(paths["state"])
+        self.store = Store(self.state / "gpuwatch.sqlite")
+        duties = child.settings["duties"]
+        self.feed = Feed(
+            self.runtime,
+            self.store,
+            {source: duty for duty in duties for source in SOURCES_OF_DUTY.get(duty, ())},
+            float(self.config["ring"]["seconds"]),
+        )
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
+        self.totals = Totals()
+        self.exposition = Exposition()
+        self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.ticks: tuple[Tick, ...] = ()
+        self.ticks_closed = 0
+        self.recordings = 0
+        self.supervisor = SupervisorChannel(child.settings["channel"])
+        self.samplers = SamplerChannels(self.runtime)
+        self.control = Server(self.runtime / "control.sock", 0o666)
+        self.processor_time = ProcessorTime()
+        self.children: dict[str, ChildState] = {}
+        self.started_ns = monotonic_ns()
+        self._clock_watch = ClockWatch()
+        self._upkeep_ns = 0
+        self.pci_gpus = 0
+        self._body = Body(b"")
+        self._status: dict[str, Any] = {}
+        self._store_fault = ""
+        self._columns_seen = 0
+        sockets = [socket.socket(fileno=number) for number in child.settings["sockets"]]
+        self.web = WebServer(sockets, self)
+
+    def run(self) -> int:
+        """Work until told to stop."""
+        self._render()
+        self.web.start()
+        self.supervisor.ready()
+        self.child.beat(page.RUNNING)
+        while not self.child.stopping:
+            start = time.monotonic()
+            self.child.beat(page.RUNNING)
+            try:
+                self.on_tick(monotonic_ns())
+            except Exception:  # the one guard of this loop: the endpoint outlives a bug
+                log.exception("tick failed")
+                self.events.append(Event(monotonic_ns(), HOST, "tick_failed"))
+            time.sleep(max(0.01, LOOK_SECONDS - (time.monotonic() - start)))
+        self.web.stop()
+        self.control.close()
+        self.store.close()
+        return 0
+
+    def on_tick(self, now_ns: int) -> None:
+        """Take in what has come; close, judge and publish the ticks that are complete."""
+        self.supervisor.poll()
+        if now_ns - self._upkeep_ns >= UPKEEP_NS:
+            self._upkeep_ns = now_ns
+            self._upkeep(now_ns)
+        generations = {duty: m.generation for duty, m in self.feed.manifests.items()}
+        for duty, event in self.samplers.poll(generations):
+            self._note(self.feed.add_event(duty, event))
+        self.feed.states.update(self.samplers.states)
+        ticks = self.feed.poll(now_ns)
+        for tick in ticks:
+            self._take(tick)
+        if ticks:
+            self._render()
+        for connection, message in self.control.poll():
+            answer(self, connection, message)
+
+    def _take(self, tick: Tick) -> None:
+        if len(self.feed.rings) != self._columns_seen:
+            self._columns_seen = len(self.feed.rings)
+            self.totals.attach(self.feed.columns)
+        # What a restarted daemon reads again from the rings is judged, but was counted before.
+        if tick.start_ns >= self.started_ns:
+            self.totals.add(tick)
+        for event in self.engine.judge(tick):
+            self._note(event)
+        self.ticks = (tick, *self.ticks[:1])
+        self.ticks_closed += 1
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        log.info("event %s of %s: %s", event.name, event.entity, event.detail or "-")
+
+    def _upkeep(self, now_ns: int) -> None:
+        step_ns, suspend_ns = self._clock_watch.look()
+        if step_ns:
+            detail = f"{step_ns / SECOND_NS:+.3f} s"
+            self._note(Event(now_ns, HOST, "clock_step", detail))
+        if suspend_ns:
+            self._note(Event(now_ns, HOST, "suspended", f"{suspend_ns / SECOND_NS:.0f} s"))
+        if self.store.fault != self._store_fault:
+            self._store_fault = self.store.fault
+            log.warning("state: %s", self._store_fault or "written to disk again")
+        self.pci_gpus = len(pci_gpus(Path(self.config["paths"]["sysfs"])))
+        for report in self.supervisor.children:
+            duty, pid = report["duty"], report["pid"]
+            self.children[duty] = ChildState(
+                restarts=report["restarts"],
+                stuck=report.get("stuck", False),
+                cpu_seconds=self.processor_time.look(duty, pid) if pid else None,
+            )
+
+    # What the web server shows; called from its thread.
+
+    def metrics(self) -> bytes:
+        """Return the newest page of metrics."""
+        return self._body.plain
+
+    def metrics_gzip(self) -> bytes:
+        """Return the newest page of metrics, compressed."""
+        return self._body.compressed
+
+    def status(self) -> dict[str, Any]:
+        """Return the newest status."""
+        return self._status
+
+    def firing(self) -> list[str]:
+        """Return a line for each firing alert."""
+        return [
+            f"{alert['severity']}: {alert['rule']} on {' '.join(alert['entity'])}:"
+            f" {alert['next_step']}"
+            for alert in self._status["alerts"]
+            if alert["state"] == "firing"
+        ]
+
+    def ready(self) -> bool:
+        """Return whether a window was closed yet."""
+        return self.ticks_closed > 0
+
+    def _render(self) -> None:
+        shown = snapshot(self)
+        self._body = Body(self.exposition.render(shown))
+        self._status = describe(self, shown)
+
+
+def main() -> int:
+    """Run the daemon until it is told to stop."""
+    child = Child()
+    logs.configure(child.config["log"])
+    return Daemon(child).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

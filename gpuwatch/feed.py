@@ -1,0 +1,232 @@
+"""The feed: from the rings of all children to closed ticks.
+
+A tick closes on data time: when every ring's watermark has passed its end, or 300 ms plus the
+longest delivery period later. What comes after that counts as missing.
+"""
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.errors import ConfigError
+from gpuwatch.ring import RingReader
+from gpuwatch.signals import Column, Entity, Event, Signal
+from gpuwatch.source import EntityInfo
+from gpuwatch.window import TICK_NS, RingWindows, Tick, Window
+
+log = logging.getLogger("gpuwatch.feed")
+
+GRACE_NS = 300_000_000
+CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
+
+
+class Numbers(Protocol):
+    """Gives GPUs their numbers."""
+
+    def gpu_numbers(self, pci_bus_ids: list[str]) -> Mapping[str, int]:
+        """Return a number for each address: once given, always the same."""
+
+
+@dataclass(slots=True)
+class Attached:
+    """A ring being read; `columns` and `windows` have GPUs by number."""
+
+    reader: RingReader
+    windows: RingWindows
+    sequence: int = 0
+    current: bool = True
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The ring's columns."""
+        return self.windows.schema.columns
+
+
+@dataclass(slots=True)
+class Manifest:
+    """What a duty's child announced; `names` are the entities of its rings as numbered here."""
+
+    duty: str
+    generation: int
+    sources: dict[str, dict[str, Any]]
+    names: dict[Entity, Entity]
+    entities: list[EntityInfo]
+    constants: list[tuple[Column, float]]
+
+
+class Feed:
+    """Attaches rings as their manifests appear, reads them, closes ticks.
+
+    `sources` are those expected to feed, with their duty, before their child has opened anything.
+    """
+
+    def __init__(
+        self,
+        runtime: Path,
+        numbers: Numbers,
+        sources: Mapping[str, str],
+        keep_seconds: float,
+    ) -> None:
+        self.manifests: dict[str, Manifest] = {}
+        self.rings: dict[Path, Attached] = {}
+        self.states: dict[str, str] = dict.fromkeys(sources, "on")
+        self._duties = dict(sources)
+        self._runtime = runtime
+        self._numbers = numbers
+        self._keep_ns = int(keep_seconds * SECOND_NS)
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._events: deque[Event] = deque()
+        self._constants: dict[Entity, dict[str, float]] = {}
+        self._next_end_ns = 0
+
+    @property
+    def entities(self) -> list[EntityInfo]:
+        """Everything the children speak of, GPUs by number."""
+        return [info for manifest in self.manifests.values() for info in manifest.entities]
+
+    @property
+    def constants(self) -> list[tuple[Column, float]]:
+        """Values that do not change while a source is open."""
+        return [value for manifest in self.manifests.values() for value in manifest.constants]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of all rings that are current."""
+        return [column for ring in self.rings.values() if ring.current for column in ring.columns]
+
+    def add_event(self, duty: str, event: Event) -> Event:
+        """Put a child's event into the tick to come; return it with the entity's number."""
+        names = self.manifests[duty].names if duty in self.manifests else {}
+        event = replace(event, entity=names.get(event.entity, event.entity))
+        self._events.append(event)
+        return event
+
+    def poll(self, now_ns: int) -> list[Tick]:
+        """Read what has come and return the ticks that can be closed."""
+        self._look_for_manifests()
+        for ring in list(self.rings.values()):
+            self._read(ring)
+        if not self._next_end_ns:
+            self._next_end_ns = self._first_end(now_ns)
+        ticks: list[Tick] = []
+        while len(ticks) < CATCH_UP_TICKS and self._complete(self._next_end_ns, now_ns):
+            ticks.append(self._close(self._next_end_ns))
+            self._next_end_ns += TICK_NS
+        for path, ring in list(self.rings.items()):
+            if not ring.current and ring.reader.heartbeat_ns < now_ns - self._keep_ns:
+                ring.reader.close()
+                del self.rings[path]
+        return ticks
+
+    def _look_for_manifests(self) -> None:
+        for path in self._runtime.glob("*.json"):
+            stat = path.stat()
+            mark = (stat.st_ino, stat.st_mtime_ns)
+            if self._seen.get(path) == mark:
+                continue
+            try:
+                self._attach(json.loads(path.read_text()))
+                self._seen[path] = mark
+            except (OSError, ValueError, KeyError, TypeError, IndexError, ConfigError) as error:
+                log.error("%s: not a manifest: %s", path, error)
+                self._seen[path] = mark
+
+    def _attach(self, data: Mapping[str, Any]) -> None:
+        infos = [EntityInfo.from_json(info) for info in data["entities"]]
+        manifest = Manifest(
+            duty=str(data["duty"]),
+            generation=int(data["generation"]),
+            sources={str(name): dict(state) for name, state in data["sources"].items()},
+            names=self._names(infos),
+            entities=[],
+            constants=[],
+        )
+        manifest.entities = [
+            EntityInfo(
+                manifest.names[info.entity],
+                {**info.labels, info.entity.kind: manifest.names[info.entity].id},
+            )
+            for info in infos
+        ]
+        for (kind, identifier), signal, label, value in data["constants"]:
+            entity = Entity(kind, identifier)
+            entity = manifest.names.get(entity, entity)
+            column = Column(entity, Signal.from_json(signal), label)
+            manifest.constants.append((column, float(value)))
+        paths = [Path(path) for path in data["rings"]]
+        readers = {path: RingReader(path) for path in paths if path not in self.rings}
+        for ring in self.rings.values():
+            if ring.reader.schema.duty == manifest.duty:
+                ring.current = ring.reader.path in paths
+        for path, reader in readers.items():
+            windows = RingWindows(reader.schema.with_entities(manifest.names))
+            self.rings[path] = Attached(reader, windows)
+        self.manifests[manifest.duty] = manifest
+        for source, state in manifest.sources.items():
+            self._duties[source] = manifest.duty
+            self.states[source] = str(state["state"])
+        self._constants = {}
+        for column, value in self.constants:
+            self._constants.setdefault(column.entity, {})[column.name] = value
+
+    def _names(self, infos: list[EntityInfo]) -> dict[Entity, Entity]:
+        """Return each GPU's entity by number: the recorded one, else the store's."""
+        gpus = [info for info in infos if info.entity.kind == "gpu"]
+        given = {info.entity: info.labels["gpu"] for info in gpus if "gpu" in info.labels}
+        asked = [info.entity.id for info in gpus if info.entity not in given]
+        numbers = self._numbers.gpu_numbers(asked) if asked else {}
+        names = {info.entity: info.entity for info in infos}
+        names.update({entity: Entity("gpu", number) for entity, number in given.items()})
+        names.update({Entity("gpu", pci): Entity("gpu", str(n)) for pci, n in numbers.items()})
+        return names
+
+    def _read(self, ring: Attached) -> None:
+        first, rows = ring.reader.read(ring.sequence)
+        ring.windows.period_ns = ring.reader.period_ns
+        if rows:
+            ring.windows.add(rows)
+            ring.sequence = first + len(rows) // ring.reader.row_bytes
+
+    def _first_end(self, now_ns: int) -> int:
+        """Start where the rings reach back to: a restarted daemon misses nothing."""
+        oldest = [
+            first for ring in self.rings.values() if (first := ring.windows.oldest_ns) is not None
+        ]
+        start = max(min(oldest, default=now_ns), now_ns - self._keep_ns)
+        return (start // TICK_NS + 1) * TICK_NS
+
+    def _complete(self, end_ns: int, now_ns: int) -> bool:
+        rings = [ring.reader for ring in self.rings.values() if ring.current]
+        if rings and all(ring.watermark_ns >= end_ns for ring in rings):
+            return True
+        delivery = max((ring.schema.delivery_ns for ring in rings), default=0)
+        return now_ns >= end_ns + GRACE_NS + delivery
+
+    def _close(self, end_ns: int) -> Tick:
+        tick = Tick(end_ns - TICK_NS, end_ns, constants=self._constants)
+        fed = dict.fromkeys(self._duties, False)
+        for ring in self.rings.values():
+            ring.windows.close(tick)
+            source = ring.reader.schema.source
+            rows = tick.rows[-1].late_seconds
+            if len(rows) or (ring.current and ring.reader.watermark_ns >= end_ns):
+                fed[source] = True
+        for source, up in fed.items():
+            if self.states.get(source, "on") != "off":
+                entity = Entity("source", source)
+                tick.windows[entity] = {
+                    "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up))
+                }
+        while self._events and self._events[0].time_ns < end_ns:
+            tick.events.append(self._events.popleft())
+        return tick
+
+    def ring_paths(self) -> list[str]:
+        """Return the files of all rings that still hold samples, for a recording."""
+        return [os.fspath(path) for path in self.rings]

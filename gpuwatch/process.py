@@ -1,0 +1,111 @@
+"""A child process of the supervisor: how it is started, and what its pulse says of it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuwatch import pulse as page
+from gpuwatch.capabilities import confine
+from gpuwatch.clock import monotonic_ns
+from gpuwatch.pulse import Pulse
+
+
+def settings_file(settings: Mapping[str, Any]) -> int:
+    """Return a descriptor of an unnamed file that holds `settings` as JSON, at its start."""
+    descriptor = os.memfd_create("gpuwatch-settings", os.MFD_CLOEXEC)
+    os.write(descriptor, json.dumps(settings).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+class Process:
+    """One running child. `still_ns` is how long its pulse has shown no progress.
+
+    That time is counted in the supervisor's own waking time, so a machine that stood still, or a
+    supervisor that was not scheduled, does not look like a child that hangs.
+    """
+
+    LOOK_NS = 250_000_000
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        settings: Mapping[str, Any],
+        *,
+        generation: int,
+        keep: Sequence[str] = (),
+        death_signal: signal.Signals = signal.SIGTERM,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        self.generation = generation
+        self.pulse = Pulse.create(generation)
+        self.started_ns = monotonic_ns()
+        self.still_ns = 0
+        self._seen = (0, 0)
+        self._looked_ns = self.started_ns
+        stdin = settings_file(
+            {**settings, "generation": generation, "pulse": self.pulse.descriptor}
+        )
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=stdin,
+                pass_fds=(self.pulse.descriptor, *descriptors),
+                preexec_fn=confine(keep, death_signal),
+            )
+        finally:
+            os.close(stdin)
+        self.pid = self._popen.pid
+
+    def look(self) -> None:
+        """Note whether the pulse has moved since the last look."""
+        now = monotonic_ns()
+        seen = (self.pulse.words[page.HEARTBEAT], self.pulse.words[page.READING])
+        if seen != self._seen:
+            self.still_ns = 0
+        else:
+            self.still_ns += min(now - self._looked_ns, self.LOOK_NS)
+        self._seen, self._looked_ns = seen, now
+
+    @property
+    def phase(self) -> str:
+        """The phase the child shows."""
+        return self.pulse.phase
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    @property
+    def lived_ns(self) -> int:
+        """How long ago it was started."""
+        return monotonic_ns() - self.started_ns
+
+    def abandon(self) -> None:
+        """Give up on it without a kill: when its call returns it sees it is not current, and ends.
+
+        A thread that spins in a driver call must not do so in front of everything else.
+        """
+        self.pulse.words[page.GENERATION] = -1
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(self.pid, os.SCHED_OTHER, os.sched_param(0))
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+
+    def kill(self) -> None:
+        """End it; only for a process that is in no driver call."""
+        if self._popen.poll() is None:
+            self._popen.kill()
+
+    def close(self) -> None:
+        """Let go of its pulse, once it has ended."""
+        self.pulse.close()

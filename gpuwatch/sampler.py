@@ -1,0 +1,358 @@
+"""The sampler: reads groups when they are due and puts the rows into rings.
+
+`python -m gpuwatch.sampler DUTY` is one process with one thread and nothing else in it: a busy
+Python thread beside a 1 kHz loop, or a slow driver call beside a fast one, ruins the fast one.
+Lateness is data (each row keeps it), missed slots are skipped and count as missing.
+"""
+
+import contextlib
+import ctypes
+import gc
+import heapq
+import json
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import logs
+from gpuwatch import pulse as page
+from gpuwatch.child import Child
+from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.control import Connection, Message, Server
+from gpuwatch.errors import SourceUnavailable
+from gpuwatch.ring import W_HEARTBEAT, W_WATERMARK, RingSchema, RingWriter
+from gpuwatch.signals import HOST, Event
+from gpuwatch.source import Context, Group, Opened, Source
+from gpuwatch.sources import sources_of
+
+log = logging.getLogger("gpuwatch.sampler")
+
+CONTROL_PERIOD_NS = 20 * MILLISECOND_NS
+HOUSEKEEPING_NS = SECOND_NS
+BUDGET_PERIOD_NS = 5 * SECOND_NS
+EVENTS_KEPT = 1000
+REALTIME_PRIORITY = 1
+PR_SET_TIMERSLACK = 29
+RELAXED_TICKS = 12  # a minute far under the budget: sample faster again
+
+
+@dataclass(slots=True)
+class Task:
+    """A group with its ring; `source` is off while `scale` is 0."""
+
+    source: str
+    group: Group
+    writer: RingWriter
+    period_ns: int
+
+
+class EventLog:
+    """Events of this child, numbered, kept for a daemon that is restarted."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[int, Event]] = deque(maxlen=EVENTS_KEPT)
+        self.sequence = 0
+
+    def add(self, event: Event) -> None:
+        """Keep an event under the next number."""
+        self.sequence += 1
+        self._events.append((self.sequence, event))
+
+    def after(self, sequence: int) -> list[Message]:
+        """Return kept events with a higher number, as messages."""
+        return [
+            {"event": event.to_json(), "sequence": number}
+            for number, event in self._events
+            if number > sequence
+        ]
+
+
+class Sampler:
+    """One duty: its sources, their rings, the schedule and the daemon's control channel."""
+
+    def __init__(self, child: Child, duty: str, sources: list[Source]) -> None:
+        self.child = child
+        self.duty = duty
+        self.sources = sources
+        self.runtime = Path(child.config["paths"]["runtime"])
+        self.events = EventLog()
+        self.tasks: list[Task] = []
+        self.opened: dict[str, Opened] = {}
+        self.states: dict[str, dict[str, Any]] = {}
+        self.scales = {source.name: 1.0 for source in sources}
+        self._told: dict[Connection, int] = {}
+        self._state_sent: Message = {}
+        self._housekept_ns = 0
+        self._budget_ns = 0
+        self._cpu_seconds = 0.0
+        self._relaxed = 0
+
+    def open(self) -> None:
+        """Open the sources and make their rings.
+
+        Raises SourceUnavailable if no source works, OSError if the rings find no space.
+        """
+        child = self.child
+        child.beat(page.OPENING)
+        settings = child.settings
+        context = Context(
+            settings=settings,
+            pulse=child.pulse,
+            sysfs=Path(child.config["paths"]["sysfs"]),
+            procfs=Path(child.config["paths"]["procfs"]),
+            excluded=frozenset(settings.get("excluded", ())),
+            only=settings.get("only"),
+        )
+        faults = []
+        for source in self.sources:
+            try:
+                self.opened[source.name] = source.open(context)
+                self.states[source.name] = {"state": "on", "reason": ""}
+            except SourceUnavailable as fault:
+                faults.append(str(fault))
+                self.states[source.name] = {"state": "unavailable", "reason": str(fault)}
+            finally:
+                child.pulse.words[page.READING] = page.NOT_READING
+        if not self.opened:
+            raise SourceUnavailable("; ".join(faults))
+
+    def make_rings(self) -> None:
+        """Make the ring files and announce them in the manifest.
+
+        Raises OSError if there is no space for them.
+        """
+        directory = Path(self.child.settings["ring_directory"])
+        keep_seconds = float(self.child.config["ring"]["seconds"])
+        for source, opened in self.opened.items():
+            for group in opened.groups:
+                schema = RingSchema(
+                    name=f"{self.duty}.{group.name}",
+                    duty=self.duty,
+                    source=source,
+                    columns=group.columns,
+                    period_ns=group.period_ns,
+                    delivery_ns=group.delivery_ns,
+                )
+                path = directory / f"{self.duty}.{self.child.generation}.{group.name}.ring"
+                path.unlink(missing_ok=True)
+                writer = RingWriter(path, schema, keep_seconds)
+                self.tasks.append(Task(source, group, writer, group.period_ns))
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        manifest = {
+            "duty": self.duty,
+            "generation": self.child.generation,
+            "pid": os.getpid(),
+            "rings": [str(task.writer.path) for task in self.tasks],
+            "sources": self.states,
+            "entities": [
+                info.to_json() for opened in self.opened.values() for info in opened.entities
+            ],
+            "constants": [
+                [list(column.entity), column.signal.to_json(), column.label, value]
+                for opened in self.opened.values()
+                for column, value in opened.constants
+            ],
+        }
+        path = self.runtime / f"{self.duty}.json"
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(manifest))
+        temporary.chmod(0o640)
+        if self.child.current:
+            temporary.replace(path)
+
+    def run(self) -> int:
+        """Sample until told to stop or abandoned; return the exit status.
+
+        Raises SourceUnavailable when a source as a whole has stopped working.
+        """
+        server = Server(self.runtime / f"{self.duty}.{self.child.generation}.sock", 0o600)
+        try:
+            return self._loop(server)
+        finally:
+            server.close()
+
+    def _loop(self, server: Server) -> int:
+        child, words = self.child, self.child.pulse.words
+        generation = child.generation
+        start = monotonic_ns() + MILLISECOND_NS
+        heap: list[tuple[int, int, Task | None]] = [
+            (start + task.group.phase_ns, order, task) for order, task in enumerate(self.tasks)
+        ]
+        heap.append((start, len(heap), None))
+        heapq.heapify(heap)
+        child.beat(page.RUNNING)
+        while not child.stopping:
+            due, order, task = heap[0]
+            now = monotonic_ns()
+            if due > now:
+                time.sleep((due - now) * 1e-9)
+                now = monotonic_ns()
+            words[page.HEARTBEAT] = now
+            if task is None:
+                self._control(server, now)
+                period = CONTROL_PERIOD_NS
+                if words[page.GENERATION] != generation:
+                    break
+            elif self.scales[task.source] == 0:
+                period = SECOND_NS
+            else:
+                cells = task.group.read()
+                done = monotonic_ns()
+                # A read may have hung for minutes: then another child has taken over.
+                if words[page.GENERATION] != generation:
+                    break
+                writer = task.writer
+                writer.append(now, (now - due) * 1e-9, (done - now) * 1e-9, cells)
+                writer.words[W_WATERMARK] = writer.words[W_HEARTBEAT] = now
+                period = task.period_ns
+            due += period
+            if due <= now:
+                due += ((now - due) // period + 1) * period
+            heapq.heapreplace(heap, (due, order, task))
+        return 0
+
+    def _control(self, server: Server, now: int) -> None:
+        for task in self.tasks:
+            task.writer.advance(now)
+        for connection, message in server.poll():
+            self._answer(connection, message)
+        if now - self._housekept_ns >= HOUSEKEEPING_NS:
+            self._housekept_ns = now
+            for task in self.tasks:
+                task.writer.note_clocks()
+            for source in self.sources:
+                if source.name in self.opened:
+                    source.housekeep(now)
+            self._keep_budget(now)
+        for source in self.sources:
+            events, source.findings.events = source.findings.events, []
+            for event in events:
+                self.events.add(event)
+        self._tell(server)
+
+    def _answer(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"command": "events", "after": int(after)}:
+                self._told[connection] = after
+            case {"command": "interval", "source": str(source), "scale": int() | float() as scale}:
+                if source in self.scales and 0 <= scale <= 10_000:
+                    self._set_scale(source, float(scale))
+            case {"command": "stop"}:
+                self.child.stopping = True
+            case _:
+                connection.send({"error": f"unknown command: {json.dumps(message)[:200]}"})
+
+    def _set_scale(self, source: str, scale: float) -> None:
+        self.scales[source] = scale
+        self.states[source] = {"state": "on" if scale else "off", "reason": ""}
+        for task in self.tasks:
+            if task.source == source and scale:
+                task.period_ns = int(task.group.period_ns * scale)
+                task.writer.set_period(task.period_ns)
+
+    def _tell(self, server: Server) -> None:
+        """Send new events, and the state when it changed, to each connection that asked."""
+        errors = {source.name: dict(source.findings.errors) for source in self.sources}
+        state: Message = {"state": {"sources": self.states, "errors": errors}}
+        text = json.loads(json.dumps(state)) if state != self._state_sent else self._state_sent
+        for connection in list(self._told):
+            if connection not in server.connections:
+                del self._told[connection]
+                continue
+            messages = self.events.after(self._told[connection])
+            if text is not self._state_sent or self._told[connection] < 0:
+                messages.append(text)
+            for message in messages:
+                if not connection.send(message):
+                    server.drop(connection)
+                    break
+            self._told[connection] = self.events.sequence
+        self._state_sent = text
+
+    def _keep_budget(self, now: int) -> None:
+        """Sample more slowly while this process takes more of a core than it may."""
+        cpu = time.process_time()
+        if not self._budget_ns:
+            self._budget_ns, self._cpu_seconds = now, cpu
+        if now - self._budget_ns < BUDGET_PERIOD_NS:
+            return
+        share = (cpu - self._cpu_seconds) * SECOND_NS / (now - self._budget_ns)
+        self._budget_ns, self._cpu_seconds = now, cpu
+        budget = float(self.child.config[self.duty]["budget_ratio"])
+        slowest = max(self.scales.values())
+        self._relaxed = self._relaxed + 1 if slowest > 1 and share < budget / 3 else 0
+        if share > budget:
+            factor = 2.0
+        elif self._relaxed >= RELAXED_TICKS:
+            factor, self._relaxed = 0.5, 0
+        else:
+            return
+        for source, scale in self.scales.items():
+            if scale:
+                self._set_scale(source, max(1.0, scale * factor))
+        detail = f"{share:.1%} of a core against {budget:.1%}: periods x{factor:g}"
+        log.warning("duty %s used %s", self.duty, detail)
+        self.events.add(Event(now, HOST, "sampling_budget", f"{self.duty}: {detail}"))
+
+
+def probe(sampler: Sampler) -> int:
+    """Read every group of a suspect entity once; 0 if all of it answered."""
+    sampler.open()
+    sampler.child.beat(page.RUNNING)
+    up = True
+    for opened in sampler.opened.values():
+        for group in opened.groups:
+            cells = group.read()
+            for column, value in zip(group.columns, cells, strict=True):
+                if column.signal.name == "gpu_up":
+                    up = up and value == 1
+    return 0 if up else 1
+
+
+def prepare_process() -> None:
+    """Make this process wake on time: no timer slack, realtime where the host allows it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(
+            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME_PRIORITY)
+        )
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def main() -> int:
+    """Run one duty until it is told to stop."""
+    child = Child()
+    duty = sys.argv[1]
+    logs.configure(child.config["log"])
+    sampler = Sampler(child, duty, sources_of(duty, child.settings))
+    try:
+        if child.settings.get("only"):
+            return probe(sampler)
+        sampler.open()
+        sampler.make_rings()
+        if child.config[duty]["realtime"]:
+            prepare_process()
+        return sampler.run()
+    except SourceUnavailable as fault:
+        return child.unavailable(str(fault))
+    except OSError as fault:
+        return child.unavailable(f"{fault.filename or 'rings'}: {fault.strerror}: free some space")
+    finally:
+        for source in sampler.sources:
+            if source.name in sampler.opened and child.current:
+                source.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The daemon's ends of its siblings' channels: the supervisor's, and one to each sampler."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpuwatch.control import Connection, Message, connect
+from gpuwatch.process import settings_file
+from gpuwatch.signals import Event
+
+log = logging.getLogger("gpuwatch.daemon")
+
+PACKET_BYTES = 256 * 1024
+
+
+class SupervisorChannel:
+    """Hears what the children do and asks for one-off jobs; never waits."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(False)
+        self._jobs: dict[int, Callable[[Message], None]] = {}
+        self._number = 0
+        self.children: list[Message] = []
+
+    def ready(self) -> None:
+        """Say that the endpoint listens."""
+        self._socket.send(json.dumps({"ready": True}).encode())
+
+    def spawn(
+        self,
+        kind: str,
+        settings: Mapping[str, Any],
+        deadline_seconds: float,
+        done: Callable[[Message], None],
+    ) -> None:
+        """Have a job run; `done` gets its result: `status`, `output`, `late`."""
+        self._number += 1
+        request = {"spawn": kind, "job": self._number, "deadline_seconds": deadline_seconds}
+        descriptor = settings_file(settings)
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [descriptor])
+        finally:
+            os.close(descriptor)
+        self._jobs[self._number] = done
+
+    def poll(self) -> None:
+        """Take in what has come."""
+        with contextlib.suppress(BlockingIOError):
+            while packet := self._socket.recv(PACKET_BYTES):
+                message = json.loads(packet)
+                if "children" in message:
+                    self.children = message["children"]
+                elif "job" in message and message["job"] in self._jobs:
+                    self._jobs.pop(message["job"])(message)
+
+
+class SamplerChannels:
+    """A conversation with each sampler's present child: its events and states."""
+
+    def __init__(self, runtime: Path) -> None:
+        self._runtime = runtime
+        self._connections: dict[str, tuple[int, Connection]] = {}
+        self.errors: dict[str, dict[str, int]] = {}
+        self._ended: dict[str, dict[str, int]] = {}
+        self.states: dict[str, str] = {}
+
+    def poll(self, generations: Mapping[str, int]) -> list[tuple[str, Event]]:
+        """Return new events with their duty; `generations` are the children to talk to."""
+        events = []
+        for duty, generation in generations.items():
+            known = self._connections.get(duty)
+            if known is None or known[0] != generation:
+                self._connect(duty, generation)
+            connection = self._connections.get(duty)
+            if connection is not None:
+                events += self._hear(duty, connection[1])
+        return events
+
+    def send(self, duty: str, message: Mapping[str, Any]) -> bool:
+        """Send a command; False if that sampler cannot be reached."""
+        connection = self._connections.get(duty)
+        return connection is not None and connection[1].send(message)
+
+    def total_errors(self, source: str) -> dict[str, int]:
+        """Return the source's errors by name, over all its children: never falling."""
+        total = dict(self._ended.get(source, {}))
+        for error, count in self.errors.get(source, {}).items():
+            total[error] = total.get(error, 0) + count
+        return total
+
+    def _connect(self, duty: str, generation: int) -> None:
+        old = self._connections.pop(duty, None)
+        if old is not None:
+            old[1].close()
+        connection = connect(self._runtime / f"{duty}.{generation}.sock")
+        if connection is not None and connection.send({"command": "events", "after": -1}):
+            self._connections[duty] = (generation, connection)
+
+    def _hear(self, duty: str, connection: Connection) -> list[tuple[str, Event]]:
+        events = []
+        try:
+            while (message := connection.receive()) is not None:
+                if "event" in message:
+                    events.append((duty, Event.from_json(message["event"])))
+                elif "state" in message:
+                    self._take_state(message["state"])
+        except EOFError:
+            connection.close()
+            del self._connections[duty]
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("duty %s: a message that is none: %s", duty, error)
+        return events
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        for source, told in state["sources"].items():
+            self.states[source] = str(told["state"])
+        for source, errors in state["errors"].items():
+            before = self.errors.get(source, {})
+            if any(errors.get(error, 0) < count for error, count in before.items()):
+                self._ended[source] = self.total_errors(source)  # a new child counts from 0
+            self.errors[source] = dict(errors)
+
+
+class ProcessorTime:
+    """CPU seconds by duty, over all children a duty has had: never falling."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+        self._now: dict[str, tuple[int, float]] = {}
+
+    def look(self, duty: str, pid: int) -> float | None:
+        """Return the duty's seconds so far, with those of its present process; None unknown."""
+        known_pid, known = self._now.get(duty, (pid, 0.0))
+        if known_pid != pid:
+            self._before[duty] = self._before.get(duty, 0.0) + known
+            known = 0.0
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            known = times.user + times.system
+        self._now[duty] = (pid, known)
+        return self._before.get(duty, 0.0) + known

@@ -1,0 +1,387 @@
+"""NVML's cached values: clock event reasons, clocks, power, temperature, utilization.
+
+These calls are answered in user space in 1 to 4 us; the driver renews the values every 50 to
+200 ms whatever the caller does. Polling them at 1 kHz catches every renewal and knows its time to
+a millisecond. Calls that go to the GPU's firmware are another source's, in another process,
+because NVML holds a lock inside a process.
+
+The hot calls go straight to the library that pynvml has loaded, with arguments made once:
+pynvml's own functions allocate on each call.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from gpuwatch import pulse as page
+from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.errors import SourceUnavailable
+from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, POWER_LIMIT, SLOW_SIGNALS, THROTTLE
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event, Signal
+from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
+from gpuwatch.topology import numa_node, pci_gpus
+
+FIELD_SCALES = {  # field id -> what turns its number into base units
+    pynvml.NVML_FI_DEV_MEMORY_TEMP: 1.0,
+    pynvml.NVML_FI_DEV_POWER_INSTANT: 1e-3,
+}
+REASON_CALLS = (  # drivers before 535 have only the second
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
+CLOCK_SM, CLOCK_MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+TURNS = 8  # slow groups take turns: one GPU a tick, each once in at least so many ticks
+SILENT_NS = 3 * SECOND_NS  # a call that failed this long is left alone...
+PROBE_NS = 60 * SECOND_NS  # ...and tried again this often
+LOST_RETRY_NS = 5 * SECOND_NS
+GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+    }
+)
+DRIVER_GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+ERROR_NAMES = {
+    value: name.removeprefix("NVML_ERROR_").lower()
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_") and isinstance(value, int)
+}
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One GPU of the PCI list; `handle` is None while it cannot be used."""
+
+    index: int
+    bus_id: str
+    excluded: bool
+    handle: Any = None
+    labels: dict[str, str] = field(default_factory=dict)
+    retry_ns: int = 0
+
+    @property
+    def entity(self) -> Entity:
+        """The GPU by its PCI address; the daemon knows its number."""
+        return Entity("gpu", self.bus_id)
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """One call that fills one place of a row; `answer.value` times `scale` is the reading.
+
+    `status` is the result of its own that a field query carries beside the call's.
+    """
+
+    gpu: Gpu
+    row: list[float]
+    position: int
+    call: Callable[..., int]
+    rest: tuple[Any, ...]
+    answer: Any
+    scale: float
+    unknown: float
+    name: str
+    status: Any
+    failing_since_ns: int = 0
+    probe_ns: int = 0
+
+
+class NvmlState:
+    """Source of the duty `state`."""
+
+    name = "nvml_state"
+
+    def __init__(self) -> None:
+        self.findings = Findings()
+        self._gpus: list[Gpu] = []
+        self._cells: list[Cell] = []
+        self._rows: list[tuple[list[float], list[Cell]]] = []  # each row with its hot cells
+        self._up: dict[Gpu, list[float]] = {}
+        self._lost: dict[Gpu, int] = {}
+        self._fatal = ""
+
+    def open(self, context: Context) -> Opened:
+        """Load the library and find the GPUs of the PCI bus.
+
+        Raises SourceUnavailable if there is no driver, no GPU, or library and driver differ.
+        """
+        self._words = context.pulse.words
+        try:
+            # Without NO_ATTACH one GPU that has fallen off the bus makes this call fail for all.
+            pynvml.nvmlInitWithFlags(
+                pynvml.NVML_INIT_FLAG_NO_GPUS | pynvml.NVML_INIT_FLAG_NO_ATTACH
+            )
+            bus_ids = pci_gpus(context.sysfs) or _enumerate()
+        except pynvml.NVMLError as error:
+            raise SourceUnavailable(_advice(error.value)) from error
+        self._library = pynvml.nvmlLib
+        bus_ids = [bus_id for bus_id in bus_ids if context.only in (None, bus_id)]
+        if not bus_ids:
+            raise SourceUnavailable("nvml: no NVIDIA GPU on this host: nothing to sample")
+        context.pulse.set_names(bus_ids)
+        self._gpus = [
+            Gpu(index, bus_id, bus_id in context.excluded) for index, bus_id in enumerate(bus_ids)
+        ]
+        constants: list[tuple[Column, float]] = []
+        for gpu in self._gpus:
+            gpu.labels = {"pci_bus_id": gpu.bus_id, "numa": numa_node(context.sysfs, gpu.bus_id)}
+            self._words[page.READING] = gpu.index
+            if not gpu.excluded and self._attach(gpu):
+                constants += self._constants(gpu)
+        period = int(context.settings["config"]["state"]["period_ms"] * MILLISECOND_NS)
+        groups = (self._fast_group(period), *self._slow_groups(period))
+        self._choose_cells()
+        self._words[page.READING] = page.NOT_READING
+        return Opened(
+            groups,
+            tuple(
+                EntityInfo(gpu.entity, {key: text for key, text in gpu.labels.items() if text})
+                for gpu in self._gpus
+            ),
+            tuple(constants),
+        )
+
+    def housekeep(self, now_ns: int) -> None:
+        """Give up on GPUs that are gone, and try lost ones and silent calls again.
+
+        Raises SourceUnavailable when the driver was unloaded or replaced.
+        """
+        if self._fatal:
+            raise SourceUnavailable(self._fatal)
+        lost, self._lost = self._lost, {}
+        for gpu in self._gpus:
+            silent = all(cell.probe_ns for cell in self._cells if cell.gpu is gpu)
+            if gpu.handle is not None and (gpu in lost or silent):
+                gpu.handle = None
+                gpu.retry_ns = now_ns + LOST_RETRY_NS
+                reason = _reason(lost[gpu]) if gpu in lost else "no call answers"
+                self._tell(gpu, "gpu_lost", reason)
+            elif gpu.handle is None and not gpu.excluded and now_ns >= gpu.retry_ns:
+                self._words[page.READING] = gpu.index
+                if self._attach(gpu):
+                    self._tell(gpu, "gpu_returned", "")
+                self._words[page.READING] = page.NOT_READING
+        for cell in self._cells:
+            if cell.probe_ns and now_ns >= cell.probe_ns:
+                cell.probe_ns = cell.failing_since_ns = 0
+        self._choose_cells()
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+    def _attach(self, gpu: Gpu) -> bool:
+        """Get the GPU's handle and identity; False if it does not answer."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.bus_id)
+            gpu.labels["uuid"] = pynvml.nvmlDeviceGetUUID(handle)
+        except pynvml.NVMLError as error:
+            self.findings.errors[f"attach {_reason(error.value)}"] += 1
+            if not gpu.retry_ns:
+                self._tell(gpu, "gpu_unreachable", _reason(error.value))
+            gpu.retry_ns = monotonic_ns() + LOST_RETRY_NS
+            return False
+        gpu.handle = handle
+        for label, query in IDENTITY:
+            with contextlib.suppress(pynvml.NVMLError):  # what a GPU has not is not listed
+                gpu.labels[label] = str(query(handle))
+        return True
+
+    def _constants(self, gpu: Gpu) -> list[tuple[Column, float]]:
+        found = []
+        for signal, label, query in CONSTANTS:
+            with contextlib.suppress(pynvml.NVMLError):
+                found.append((Column(gpu.entity, signal, label), query(gpu.handle)))
+        return found
+
+    def _fast_group(self, period_ns: int) -> Group:
+        count = len(self._gpus)
+        row: list[float] = [UNKNOWN_INTEGER] * count + [UNKNOWN_GAUGE] * count
+        for gpu in self._gpus:
+            self._add_cell(gpu, row, gpu.index, self._reasons_call(gpu), (), 1)
+            self._add_cell(gpu, row, count + gpu.index, "nvmlDeviceGetClockInfo", (CLOCK_SM,), 1e6)
+        columns = [Column(gpu.entity, THROTTLE) for gpu in self._gpus]
+        columns += [Column(gpu.entity, CLOCK, "sm") for gpu in self._gpus]
+        return Group("fast", tuple(columns), period_ns, self._reader(row))
+
+    def _slow_groups(self, period_ns: int) -> list[Group]:
+        groups = []
+        for gpu in self._gpus:
+            row: list[float] = [UNKNOWN_GAUGE] * len(SLOW_SIGNALS)
+            self._add_cell(gpu, row, 1, "nvmlDeviceGetTemperature", (0,), 1)
+            self._add_field(gpu, row, 2, pynvml.NVML_FI_DEV_MEMORY_TEMP)
+            if not self._add_field(gpu, row, 3, pynvml.NVML_FI_DEV_POWER_INSTANT):
+                self._add_cell(gpu, row, 3, "nvmlDeviceGetPowerUsage", (), 1e-3)
+            self._add_cell(gpu, row, 4, "nvmlDeviceGetClockInfo", (CLOCK_MEMORY,), 1e6)
+            self._add_cell(gpu, row, 5, "nvmlDeviceGetUtilizationRates", (), 1e-2)
+            groups.append(
+                Group(
+                    f"gpu{gpu.index}",
+                    tuple(Column(gpu.entity, *signal) for signal in SLOW_SIGNALS),
+                    period_ns * max(TURNS, len(self._gpus)),
+                    self._reader(row),
+                    phase_ns=period_ns * gpu.index + period_ns // 2,
+                )
+            )
+            self._up[gpu] = row
+        return groups
+
+    def _reasons_call(self, gpu: Gpu) -> str:
+        """Return the name under which this library and driver answer clock event reasons."""
+        new, old = REASON_CALLS
+        function = getattr(self._library, new, None)
+        if function is None:
+            return old
+        answer = ctypes.c_ulonglong()
+        if gpu.handle is None:
+            return new
+        result = function(gpu.handle, ctypes.byref(answer))
+        return old if result == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND else new
+
+    def _add_cell(
+        self,
+        gpu: Gpu,
+        row: list[float],
+        position: int,
+        call: str,
+        enums: tuple[int, ...],
+        scale: float,
+    ) -> None:
+        function = getattr(self._library, call, None)
+        if function is None:
+            return  # an older driver's library lacks the symbol: the series is absent
+        wide = call in REASON_CALLS
+        # Two words, because nvmlUtilization_t is two unsigned ints, of which the first is wanted.
+        memory = (ctypes.c_ulonglong if wide else ctypes.c_uint * 2)()
+        answer = memory if wide else ctypes.c_uint.from_buffer(memory)
+        rest = (*enums, ctypes.byref(memory))
+        unknown = UNKNOWN_INTEGER if wide else UNKNOWN_GAUGE
+        self._cells.append(
+            Cell(gpu, row, position, function, rest, answer, scale, unknown, call, ctypes.c_int(0))
+        )
+
+    def _add_field(self, gpu: Gpu, row: list[float], position: int, field_id: int) -> bool:
+        """Add a cell read by field id, in the field's unit; False if this GPU has it not."""
+        function = getattr(self._library, "nvmlDeviceGetFieldValues", None)
+        query = pynvml.c_nvmlFieldValue_t()
+        query.fieldId = field_id
+        if function is None:
+            return False
+        if gpu.handle is not None:
+            self._words[page.READING] = gpu.index
+            result = function(gpu.handle, 1, ctypes.byref(query)) or query.nvmlReturn
+            if result or query.valueType != pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+                return False
+        layout = pynvml.c_nvmlFieldValue_t
+        answer = ctypes.c_uint.from_buffer(query, layout.value.offset)
+        status = ctypes.c_int.from_buffer(query, layout.nvmlReturn.offset)
+        scale = FIELD_SCALES[field_id]
+        rest = (1, ctypes.byref(query))
+        name = f"nvmlDeviceGetFieldValues:{field_id}"
+        self._cells.append(
+            Cell(gpu, row, position, function, rest, answer, scale, UNKNOWN_GAUGE, name, status)
+        )
+        return True
+
+    def _reader(self, row: list[float]) -> Callable[[], Sequence[float]]:
+        """Return the hot read of one row: nothing in it allocates but the numbers."""
+        words, fail, reading = self._words, self._fail, page.READING
+        live: list[Cell] = []
+        self._rows.append((row, live))
+
+        def read() -> Sequence[float]:
+            for cell in live:
+                words[reading] = cell.gpu.index
+                result = cell.call(cell.gpu.handle, *cell.rest) or cell.status.value
+                if result:
+                    fail(cell, result)
+                else:
+                    row[cell.position] = cell.answer.value * cell.scale
+                    if cell.failing_since_ns:
+                        cell.failing_since_ns = 0
+            words[reading] = -1
+            return row
+
+        return read
+
+    def _choose_cells(self) -> None:
+        """Keep in the hot lists what can be read now; all else is unknown."""
+        for gpu, row in self._up.items():
+            row[0] = 0.0 if gpu.handle is None else 1.0
+        for row, live in self._rows:
+            cells = [cell for cell in self._cells if cell.row is row]
+            live[:] = [cell for cell in cells if cell.gpu.handle is not None and not cell.probe_ns]
+            for cell in cells:
+                if cell not in live:
+                    cell.row[cell.position] = cell.unknown
+
+    def _fail(self, cell: Cell, result: int) -> None:
+        """Leave the place unknown; note calls and GPUs that keep failing, for the upkeep."""
+        cell.row[cell.position] = cell.unknown
+        self.findings.errors[f"{cell.name} {_reason(result)}"] += 1
+        now = monotonic_ns()
+        cell.failing_since_ns = cell.failing_since_ns or now
+        if result in DRIVER_GONE:
+            self._fatal = _advice(result)
+        elif result in GONE:
+            self._up[cell.gpu][0] = 0.0
+            self._lost[cell.gpu] = result
+        elif now - cell.failing_since_ns > SILENT_NS and not cell.probe_ns:
+            cell.probe_ns = now + PROBE_NS
+
+    def _tell(self, gpu: Gpu, name: str, detail: str) -> None:
+        self.findings.events.append(Event(monotonic_ns(), gpu.entity, name, detail))
+
+
+IDENTITY: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("name", pynvml.nvmlDeviceGetName),
+    ("nvml_index", pynvml.nvmlDeviceGetIndex),
+    ("minor", pynvml.nvmlDeviceGetMinorNumber),
+    ("module_id", pynvml.nvmlDeviceGetModuleId),
+    ("serial", pynvml.nvmlDeviceGetSerial),
+    ("vbios", pynvml.nvmlDeviceGetVbiosVersion),
+    ("driver", lambda _handle: pynvml.nvmlSystemGetDriverVersion()),
+)
+CONSTANTS: tuple[tuple[Signal, str, Callable[[Any], float]], ...] = (
+    (CLOCK_LIMIT, "sm", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_SM) * 1e6),
+    (CLOCK_LIMIT, "memory", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_MEMORY) * 1e6),
+    (POWER_LIMIT, "enforced", lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) * 1e-3),
+)
+
+
+def _enumerate() -> list[str]:
+    """Return addresses as NVML lists them: where a container hides the PCI bus."""
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
+        found.append(f"{int(domain, 16):04x}:{rest}")
+    return sorted(found)
+
+
+def _reason(result: int) -> str:
+    return str(ERROR_NAMES.get(result, f"error_{result}"))
+
+
+def _advice(result: int) -> str:
+    advice = {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver",
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel module",
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "library and kernel module are of different versions: reload the module or reboot"
+        ),
+        pynvml.NVML_ERROR_NO_PERMISSION: "allow this user to open /dev/nvidiactl",
+    }.get(result, "see the kernel log")
+    return f"nvml: {_reason(result)}: {advice}"

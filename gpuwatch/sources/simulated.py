@@ -1,0 +1,201 @@
+"""A simulated node: the same groups as the real sources, so all behind them runs as it does live.
+
+GPUs train in steps of 1.3 s. A scenario's fault starts some seconds after the daemon is ready and
+is told as the event `scenario_fault`. Everything is a function of time and seed; a hang is a real
+one: the read does not return.
+"""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from gpuwatch import pulse as page
+from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, POWER_LIMIT, SLOW_SIGNALS, THROTTLE
+from gpuwatch.signals import HOST, UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event
+from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
+
+SCENARIOS = ("healthy", "power-capped", "thermal", "gpu-lost", "gpu-hang")
+
+SICK = 2  # the GPU that a scenario's fault strikes
+STEP_SECONDS = 1.3
+COMPUTE_SHARE = 0.8  # of a step; the rest is communication
+CLOCK_MAX, CLOCK_MEMORY_MAX, POWER_MAX = 1.98e9, 3.201e9, 700.0
+IDLE, POWER_CAP, HW_SLOWDOWN, HW_THERMAL = 0x1, 0x4, 0x8, 0x40
+
+
+class SimulatedState:
+    """Stands in for `nvml_state` in the duty `state`."""
+
+    name = "nvml_state"
+
+    def __init__(self) -> None:
+        self.findings = Findings()
+        self._fault_told = False
+
+    def open(self, context: Context) -> Opened:
+        """Make up the GPUs of the scenario."""
+        config = context.settings["config"]
+        self._words = context.pulse.words
+        self._supervisor = os.getppid()
+        self._scenario = config["source"]["scenario"]
+        self._capped = self._scenario == "power-capped"
+        simulated = config["simulated"]
+        self._start_ns = context.settings["ready_ns"] + int(
+            simulated["fault_after_seconds"] * SECOND_NS
+        )
+        lasts = int(simulated["fault_seconds"] * SECOND_NS)
+        self._end_ns = self._start_ns + lasts if lasts else 2**63
+        self._random = random.Random(simulated["seed"])  # noqa: S311 - not for secrets
+        addresses = [f"0000:{0x1B + 8 * index:02x}:00.0" for index in range(simulated["gpus"])]
+        chosen = [
+            (index, address)
+            for index, address in enumerate(addresses)
+            if context.only in (None, address)
+        ]
+        names = [address for _, address in chosen]
+        context.pulse.set_names(names)
+        period = int(config["state"]["period_ms"] * MILLISECOND_NS)
+        excluded = [address in context.excluded for address in names]
+        numbers = [index for index, _ in chosen]
+        entities = [Entity("gpu", address) for address in names]
+        fast = tuple(
+            [Column(entity, THROTTLE) for entity in entities]
+            + [Column(entity, CLOCK, "sm") for entity in entities]
+        )
+        groups = [Group("fast", fast, period, self._fast_reader(numbers, excluded))]
+        for place, entity in enumerate(entities):
+            columns = tuple(Column(entity, *signal) for signal in SLOW_SIGNALS)
+            read = self._slow_reader(place, numbers[place], excluded[place])
+            groups.append(
+                Group(
+                    f"gpu{place}",
+                    columns,
+                    period * max(8, len(names)),
+                    read,
+                    phase_ns=period * place + period // 2,
+                )
+            )
+        return Opened(
+            tuple(groups),
+            tuple(self._info(index, address) for index, address in chosen),
+            tuple(
+                constant
+                for entity in entities
+                for constant in (
+                    (Column(entity, CLOCK_LIMIT, "sm"), CLOCK_MAX),
+                    (Column(entity, CLOCK_LIMIT, "memory"), CLOCK_MEMORY_MAX),
+                    (Column(entity, POWER_LIMIT, "enforced"), POWER_MAX),
+                )
+            ),
+        )
+
+    def housekeep(self, now_ns: int) -> None:
+        """Tell when the scenario's fault starts."""
+        scripted = self._scenario in ("thermal", "gpu-lost", "gpu-hang")
+        if scripted and not self._fault_told and now_ns >= self._start_ns - SECOND_NS:
+            self._fault_told = True
+            event = Event(self._start_ns, HOST, "scenario_fault", self._scenario)
+            self.findings.events.append(event)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _info(self, index: int, address: str) -> EntityInfo:
+        return EntityInfo(
+            Entity("gpu", address),
+            {
+                "uuid": f"GPU-51300000-0000-4000-8000-{index:012x}",
+                "name": "Simulated H200",
+                "pci_bus_id": address,
+                "nvml_index": str(index),
+                "minor": str(index),
+                "serial": f"51300{index}",
+                "driver": "simulated",
+                "numa": str(index // 4),
+            },
+        )
+
+    def _faulty(self, gpu: int, now_ns: int, *scenarios: str) -> bool:
+        struck = gpu == SICK and self._start_ns <= now_ns < self._end_ns
+        return struck and self._scenario in scenarios
+
+    def _phase(self, gpu: int, now_ns: int) -> float:
+        """Return where in its step a GPU is, 0 to 1; GPUs of a job run nearly together."""
+        return (now_ns / SECOND_NS / STEP_SECONDS + gpu * 0.003) % 1.0
+
+    def _hang(self, place: int) -> None:
+        """Do not return while the fault lasts, as a call to a sick GPU does not.
+
+        A real one could be ended by nobody; this one ends with the supervisor.
+        """
+        self._words[page.READING] = place
+        while monotonic_ns() < self._end_ns and os.getppid() == self._supervisor:
+            time.sleep(0.05)
+        self._words[page.READING] = page.NOT_READING
+        if os.getppid() != self._supervisor:
+            os._exit(0)
+
+    def _fast_reader(
+        self, numbers: list[int], excluded: list[bool]
+    ) -> Callable[[], Sequence[float]]:
+        count = len(numbers)
+        row: list[float] = [UNKNOWN_INTEGER] * count + [UNKNOWN_GAUGE] * count
+
+        def read() -> Sequence[float]:
+            now = monotonic_ns()
+            for place, gpu in enumerate(numbers):
+                if excluded[place]:
+                    continue
+                if self._faulty(gpu, now, "gpu-hang"):
+                    self._hang(place)
+                if self._faulty(gpu, now, "gpu-lost"):
+                    row[place], row[count + place] = UNKNOWN_INTEGER, UNKNOWN_GAUGE
+                else:
+                    row[place], row[count + place] = self._clock(gpu, now)
+            return row
+
+        return read
+
+    def _clock(self, gpu: int, now_ns: int) -> tuple[int, float]:
+        """Return clock event reasons and SM clock of a healthy, capped or hot GPU."""
+        if self._faulty(gpu, now_ns, "thermal"):
+            return HW_SLOWDOWN | HW_THERMAL, 1.2e9
+        phase = self._phase(gpu, now_ns)
+        if not self._capped or phase > COMPUTE_SHARE:
+            return 0, CLOCK_MAX
+        # The driver moves the clock in steps of 15 MHz about every 50 ms.
+        wave = int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu))
+        return POWER_CAP, 1.68e9 + 15e6 * wave
+
+    def _slow_reader(self, place: int, gpu: int, excluded: bool) -> Callable[[], Sequence[float]]:
+        lost = [0.0] + [UNKNOWN_GAUGE] * (len(SLOW_SIGNALS) - 1)
+        noise, slot = 0.0, -1
+
+        def read() -> Sequence[float]:
+            nonlocal noise, slot
+            now = monotonic_ns()
+            if excluded:
+                return lost
+            if self._faulty(gpu, now, "gpu-hang"):
+                self._hang(place)
+            if self._faulty(gpu, now, "gpu-lost"):
+                return lost
+            if now // (100 * MILLISECOND_NS) != slot:  # the driver renews these every 100 ms
+                slot = now // (100 * MILLISECOND_NS)
+                noise = self._random.uniform(-1.0, 1.0)
+            busy = self._phase(gpu, slot * 100 * MILLISECOND_NS) <= COMPUTE_SHARE
+            power = (690.0 if self._capped else 560.0) if busy else 380.0
+            hot = 30.0 if self._faulty(gpu, now, "thermal") else 0.0
+            return (
+                1.0,
+                58.0 + gpu * 0.5 + hot + round(noise),
+                64.0 + gpu * 0.5 + hot / 2 + round(noise),
+                power + 8 * noise,
+                CLOCK_MEMORY_MAX,
+                0.99 if busy else 0.62,
+            )
+
+        return read

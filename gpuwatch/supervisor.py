@@ -1,0 +1,424 @@
+"""The supervisor: starts, watches and restarts everything else; never serves, never samples.
+
+Bare Python: no HTTP, no driver, no numpy. It validates the config in a short child, locks the
+runtime directory, binds the sockets, starts the daemon and, once that listens, the samplers.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from gpuwatch import logs, systemd
+from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.duty import Duty
+from gpuwatch.errors import INTERNAL, ConfigError
+from gpuwatch.job import Job
+from gpuwatch.process import Process
+from gpuwatch.ring import ring_directory
+
+log = logging.getLogger("gpuwatch.supervisor")
+
+LOOP_SECONDS = 0.1
+REPORT_NS = SECOND_NS
+DAEMON_SILENT_NS = 10 * SECOND_NS
+DAEMON_START_NS = 60 * SECOND_NS
+STOP_NS = 20 * SECOND_NS  # below systemd's TimeoutStopSec
+POLITE_NS = 8 * SECOND_NS
+PACKET_BYTES = 64 * 1024
+MAX_DELAY_SECONDS = 10.0
+
+# The duties that exist, and the config sections that each child must be restarted for.
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "state": ("state", "simulated", "ring", "collectors", "log"),
+    "replay": ("ring", "log"),
+    "daemon": ("rules", "gpus", "log"),
+}
+FIXED_SECTIONS = ("paths", "source", "web")  # a reload cannot change these
+
+
+def run(request: Mapping[str, Any]) -> int:
+    """Run until SIGTERM or SIGINT; return the exit status.
+
+    `request` is what `gpuwatch.config` reads: config file, overrides and source. Raises
+    ConfigError if the config, a directory or a port cannot be used: then nothing was started.
+    """
+    config = validate(request)
+    logs.configure(config["log"])
+    with prepared(config) as (sockets, rings):
+        return Supervisor(request, config, sockets, rings).run()
+
+
+def validate(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as a short child validates them, so that pydantic stays out of here.
+
+    Raises ConfigError with one line for each fault.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", "gpuwatch.config"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if child.returncode:
+        raise ConfigError(child.stderr.strip())
+    config: dict[str, Any] = json.loads(child.stdout)
+    return config
+
+
+@contextlib.contextmanager
+def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], Path]]:
+    """Make the directories, take the lock, bind the ports; let go of all of it in the end."""
+    runtime = Path(config["paths"]["runtime"])
+    state = Path(config["paths"]["state"])
+    make_directory(runtime, 0o755, "paths.runtime")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(runtime))
+        rings = ring_directory(runtime)
+        for path in (*runtime.glob("*.json"), *runtime.glob("*.sock"), *rings.glob("*.ring")):
+            path.unlink()
+        if rings != runtime:
+            log.warning("%s is on a disk: rings are kept in %s", runtime, rings)
+        try:
+            make_directory(state, 0o750, "paths.state")
+        except ConfigError as fault:
+            log.warning("%s: state is kept in memory only", fault)
+        sockets = [
+            stack.enter_context(listen(address)) for address in config["web"]["listen_addresses"]
+        ]
+        yield sockets, rings
+
+
+def make_directory(path: Path, mode: int, key: str) -> None:
+    """Make a directory that is missing; raises ConfigError if it cannot be made or written."""
+    try:
+        if not path.is_dir():
+            path.mkdir(mode, parents=True)
+            path.chmod(mode)
+        # A real attempt: root is not held back by modes, but by a read-only file system.
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"{key} {path}: {error.strerror}: make it writable or choose another"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(runtime: Path) -> Iterator[TextIO]:
+    """Hold the runtime directory's lock; raises ConfigError if another daemon has it."""
+    with (runtime / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise ConfigError(
+                f"paths.runtime {runtime}: gpuwatch is running there (process"
+                f" {file.read().strip() or 'unknown'}): stop it or choose another directory"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file
+
+
+def listen(address: str) -> socket.socket:
+    """Return a listening socket on HOST:PORT or [HOST]:PORT; raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    listener = None
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        if family is socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen(128)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"web.listen_addresses {address}: {reason}: choose another with --web.listen-address"
+        ) from error
+    return listener
+
+
+class Supervisor:
+    """The life of the daemon and its samplers."""
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        config: dict[str, Any],
+        sockets: list[socket.socket],
+        rings: Path,
+    ) -> None:
+        self.request = request
+        self.config = config
+        self.sockets = sockets
+        self.rings = rings
+        self.duties: list[Duty] = []
+        self.jobs: list[Job] = []
+        self.daemon: Process | None = None
+        self.daemon_restarts = 0
+        self._daemon_failures = 0
+        self._daemon_start_ns = 0
+        self._channel: socket.socket | None = None
+        self._generation = 0
+        self._reported_ns = 0
+        self._signals: set[int] = set()
+        self._ready = False
+        self._reloading = False
+        self._status = 0
+
+    def run(self) -> int:
+        """Supervise until told to stop."""
+        wake, waker = socket.socketpair()
+        for end in (wake, waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._note_signal)
+        watchdog = systemd.watchdog_seconds()
+        fed_ns = 0
+        while not self._signals & {signal.SIGTERM, signal.SIGINT} and not self._status:
+            if signal.SIGHUP in self._signals:
+                self._signals.discard(signal.SIGHUP)
+                self._reload()
+            self._poll_daemon()
+            for duty in self.duties:
+                duty.poll()
+            self._poll_jobs()
+            now = monotonic_ns()
+            if now - self._reported_ns > REPORT_NS:
+                self._report()
+            if watchdog and now - fed_ns > watchdog * SECOND_NS / 4 and self._healthy():
+                systemd.watchdog()
+                fed_ns = now
+            waiting = [wake, *([self._channel] if self._channel else [])]
+            select.select(waiting, [], [], LOOP_SECONDS)
+            with contextlib.suppress(BlockingIOError):
+                wake.recv(4096)
+            self._hear_daemon()
+        self._stop()
+        return self._status
+
+    def _note_signal(self, number: int, _frame: object) -> None:
+        self._signals.add(number)
+
+    def _healthy(self) -> bool:
+        """Return whether systemd may be told that all is well.
+
+        A hung GPU is reported, not a reason to have the endpoint killed.
+        """
+        served = self.daemon is not None and self.daemon.still_ns < DAEMON_SILENT_NS
+        return served and all(duty.advancing() for duty in self.duties)
+
+    def _poll_daemon(self) -> None:
+        now = monotonic_ns()
+        daemon = self.daemon
+        if daemon is None:
+            if now >= self._daemon_start_ns:
+                self._start_daemon()
+            return
+        daemon.look()
+        limit = DAEMON_SILENT_NS if daemon.phase == "running" else DAEMON_START_NS
+        if daemon.still_ns > limit and daemon.status is None:
+            log.error("daemon %d does not advance: killing it", daemon.pid)
+            daemon.kill()
+        if daemon.status is None:
+            return
+        if not self._ready:
+            log.error("the daemon ended by %s before it listened", daemon.status)
+            self._status = daemon.status if daemon.status > 0 else INTERNAL
+            return
+        if not self._reloading:
+            self.daemon_restarts += 1
+            self._daemon_failures += 1
+            if daemon.lived_ns > DAEMON_START_NS:
+                self._daemon_failures = 1
+            delay = 0 if self._daemon_failures == 1 else 2.0 ** (self._daemon_failures - 2)
+            self._daemon_start_ns = now + int(min(delay, MAX_DELAY_SECONDS) * SECOND_NS)
+            log.warning("the daemon ended by %s: starting it again", daemon.status)
+        self._reloading = False
+        self._drop_daemon()
+
+    def _drop_daemon(self) -> None:
+        if self.daemon is not None:
+            self.daemon.close()
+        self.daemon = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        for job in self.jobs:  # nobody waits for them any more
+            job.kill()
+            while job.poll() is None:
+                select.select([], [], [], 0.01)
+        self.jobs.clear()
+
+    def _start_daemon(self) -> None:
+        self._generation += 1
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        descriptors = [theirs.fileno(), *(listener.fileno() for listener in self.sockets)]
+        with theirs:
+            self.daemon = Process(
+                ("gpuwatch.daemon",),
+                {
+                    "config": self.config,
+                    "channel": theirs.fileno(),
+                    "sockets": descriptors[1:],
+                    "duties": self._duty_names(),
+                },
+                generation=self._generation,
+                keep=("DAC_READ_SEARCH",),
+                death_signal=signal.SIGKILL,  # it must not hold the port when we are gone
+                descriptors=descriptors,
+            )
+
+    def _duty_names(self) -> list[str]:
+        if self.config["source"]["kind"] == "replay":
+            return ["replay"]
+        return ["state"] if self.config["collectors"]["nvml_state"] else []
+
+    def _start_duties(self) -> None:
+        settings = {
+            "config": self.config,
+            "ring_directory": str(self.rings),
+            "ready_ns": monotonic_ns(),
+        }
+        self.duties = [Duty(name, settings, self._report) for name in self._duty_names()]
+
+    def _hear_daemon(self) -> None:
+        while self._channel is not None:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._channel, PACKET_BYTES, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, descriptors = b"", []
+            if not packet:  # it has ended: the next look at it says how
+                self._channel.close()
+                self._channel = None
+                return
+            message = json.loads(packet)
+            if message.get("ready"):
+                self._daemon_is_ready()
+            elif "spawn" in message:
+                self._spawn(message, descriptors[0])
+
+    def _daemon_is_ready(self) -> None:
+        if not self._ready:
+            self._ready = True
+            self._start_duties()
+            names = [listener.getsockname()[:2] for listener in self.sockets]
+            status = "serving on " + ", ".join(f"{host}:{port}" for host, port in names)
+            systemd.ready(status)
+            log.info("ready: %s", status)
+        self._report()
+
+    def _spawn(self, message: Mapping[str, Any], settings: int) -> None:
+        try:
+            kind, deadline = str(message["spawn"]), float(message["deadline_seconds"])
+            self.jobs.append(Job(int(message["job"]), kind, settings, deadline))
+        except OSError as error:
+            self._send({"job": message["job"], "status": INTERNAL, "output": str(error)})
+        finally:
+            os.close(settings)
+
+    def _poll_jobs(self) -> None:
+        for job in list(self.jobs):
+            result = job.poll()
+            if result is not None:
+                self.jobs.remove(job)
+                self._send(result)
+
+    def _report(self) -> None:
+        """Tell the daemon what its siblings do."""
+        self._reported_ns = monotonic_ns()
+        children = [duty.report() for duty in self.duties]
+        own = {"duty": "supervisor", "pid": os.getpid(), "restarts": 0}
+        daemon = {
+            "duty": "daemon",
+            "pid": self.daemon.pid if self.daemon else 0,
+            "restarts": self.daemon_restarts,
+        }
+        self._send({"children": [own, daemon, *children]})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._channel is not None:
+            # A daemon that does not read is found by its pulse.
+            with contextlib.suppress(OSError):
+                self._channel.send(json.dumps(message).encode())
+
+    def _reload(self) -> None:
+        """Take a changed config, or refuse it and stay as we are."""
+        systemd.reloading()
+        try:
+            config = validate(self.request)
+            for section in FIXED_SECTIONS:
+                if config[section] != self.config[section]:
+                    raise ConfigError(f"[{section}] cannot change while running: restart gpuwatch")
+        except ConfigError as fault:
+            for line in str(fault).splitlines():
+                log.error("config not reloaded: %s", line)
+            systemd.ready()
+            return
+        old, self.config = self.config, config
+        changed = {name for name in config if config[name] != old[name]}
+        log.info("config reloaded: %s", ", ".join(sorted(changed)) or "nothing changed")
+        settings = {
+            "config": config,
+            "ring_directory": str(self.rings),
+            "ready_ns": monotonic_ns(),
+        }
+        for duty in self.duties:
+            if changed & set(SECTIONS[duty.name]):
+                duty.reload(settings)
+        if changed & set(SECTIONS["daemon"]) and self.daemon is not None:
+            self._reloading = True
+            self.daemon.terminate()
+        systemd.ready()
+
+    def _stop(self) -> None:
+        """End all children; none is killed inside a driver call."""
+        systemd.stopping("Stopping")
+        start = monotonic_ns()
+        for duty in self.duties:
+            duty.stop()
+        for job in self.jobs:
+            job.kill()
+        while (passed := monotonic_ns() - start) < STOP_NS:
+            left = [process for duty in self.duties for process in duty.processes()]
+            free = [process for process in left if process.pulse.reading() is None]
+            if not left or (not free and passed > POLITE_NS / 8):
+                break
+            if passed > POLITE_NS:
+                for process in free:
+                    process.kill()
+            select.select([], [], [], 0.02)
+        if self.daemon is not None:
+            self.daemon.terminate()
+            while self.daemon.status is None and monotonic_ns() - start < STOP_NS:
+                if monotonic_ns() - start > POLITE_NS:
+                    self.daemon.kill()
+                select.select([], [], [], 0.02)
+        for process in [process for duty in self.duties for process in duty.processes()]:
+            log.error(
+                "child %d is in a driver call for %s and is left to end by itself",
+                process.pid,
+                process.pulse.reading(),
+            )
