@@ -1,0 +1,37 @@
+"""`gpuwatch record`: keep the last samples of the running daemon at full resolution."""
+
+from argparse import ArgumentParser, Namespace
+
+from gpuwatch import control, duration
+from gpuwatch.errors import ControlError
+from gpuwatch.paths import control_socket
+
+TIMEOUT_SECONDS = 60.0
+
+
+class Record:
+    """Asks the daemon for a recording and prints its path."""
+
+    name = "record"
+    help = "save the last samples to a recording"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare how far back the recording reaches."""
+        parser.add_argument(
+            "--last",
+            type=duration.seconds,
+            default=60.0,
+            metavar="DURATION",
+            help="how far back: 250ms, 60s (default), 5m",
+        )
+
+    def run(self, arguments: Namespace) -> int:
+        """Print the path of the finished recording."""
+        path = control_socket(vars(arguments)["paths.runtime"])
+        answer = control.request(
+            path, {"command": "record", "last_seconds": arguments.last}, TIMEOUT_SECONDS
+        )
+        if "recording" not in answer:
+            raise ControlError(f"{path}: the daemon's answer names no recording: see its log")
+        print(answer["recording"])
+        return 0

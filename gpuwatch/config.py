@@ -1,0 +1,281 @@
+"""The config: what may be set, its defaults, and every fault of a file at once.
+
+`python -m gpuwatch.config` reads a request {"config", "overrides", "source"} as JSON on standard
+input and writes the settings as JSON, so that nothing else needs pydantic. The keys and their
+defaults are declared here and nowhere else; a rule's defaults come from the rule.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from gpuwatch import toml
+from gpuwatch.address import DEFAULT_PORT, normalise
+from gpuwatch.errors import ConfigError
+from gpuwatch.logs import Format, Level
+from gpuwatch.paths import runtime_directory, state_directory
+from gpuwatch.rules import RULES
+from gpuwatch.sources import SOURCES
+from gpuwatch.sources.simulated import SCENARIOS
+
+BUNDLED = Path(__file__).with_name("data") / "h200.gwr"
+KINDS = "nvml, simulated, simulated:SCENARIO, replay:FILE or replay:bundled"
+# sun_path of unix(7), less the longest socket name, less the closing NUL.
+RUNTIME_BYTES = 108 - len("/counters.999999.sock") - 1
+
+
+def _directory(text: str) -> str:
+    if not text or not Path(_path(text)).is_dir():
+        raise ValueError(f"{text!r} is no directory")
+    return text
+
+
+def _path(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} is no path")
+    return text
+
+
+def _distinct(addresses: list[str]) -> list[str]:
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ValueError(f"{address} is listed twice")
+    return addresses
+
+
+Text = Annotated[str, AfterValidator(_path)]
+Directory = Annotated[str, AfterValidator(_directory)]
+Address = Annotated[str, AfterValidator(normalise)]
+Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
+
+
+class Section(BaseModel):
+    """A table of the file: no unknown keys, no conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Paths(Section):
+    """Where things are; "" is chosen by gpuwatch."""
+
+    runtime: Text = ""
+    state: Text = ""
+    sysfs: Directory = "/sys"
+    procfs: Directory = "/proc"
+    kmsg: Text = "/dev/kmsg"
+
+
+class Web(Section):
+    """The HTTP endpoint."""
+
+    listen_addresses: Annotated[
+        list[Address], Field(min_length=1, max_length=16), AfterValidator(_distinct)
+    ] = [f"127.0.0.1:{DEFAULT_PORT}"]
+
+
+class Log(Section):
+    """What is logged, and how a line looks."""
+
+    level: Level = "info"
+    format: Format = "logfmt"
+
+
+class Ring(Section):
+    """The samples kept in memory at full resolution."""
+
+    seconds: Annotated[int, Field(ge=10, le=600)] = 60
+
+
+class State(Section):
+    """The duty that reads cached NVML values."""
+
+    period_ms: Annotated[float, Field(ge=0.5, le=1000)] = 1.0
+    read_deadline_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    init_deadline_seconds: Annotated[float, Field(ge=1, le=600)] = 60.0
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.05
+    realtime: bool = True
+
+
+class Simulated(Section):
+    """The node that `--source simulated` plays."""
+
+    gpus: Annotated[int, Field(ge=1, le=64)] = 8
+    fault_after_seconds: Seconds = 5.0
+    fault_seconds: Seconds = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+
+
+class Gpus(Section):
+    """What belongs to this node."""
+
+    expected: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+def _table(name: str, fields: Mapping[str, Any]) -> Any:
+    return create_model(name, __base__=Section, **fields)
+
+
+def _rule(rule: Any) -> Any:
+    return _table(
+        rule.name,
+        {
+            "enabled": (bool, True),
+            "window_seconds": (Seconds, rule.window_seconds),
+            "limit": (float, rule.limit),
+            "for_seconds": (Seconds, rule.for_seconds),
+            "hold_seconds": (Seconds, rule.hold_seconds),
+        },
+    )
+
+
+def _tables(name: str, models: Mapping[str, Any]) -> Any:
+    return _table(name, {key: (model, model()) for key, model in models.items()})
+
+
+_names = [source.name for sources in SOURCES.values() for source in sources]
+Settings = _tables(
+    "Settings",
+    {
+        "paths": Paths,
+        "web": Web,
+        "log": Log,
+        "ring": Ring,
+        "collectors": _table("Collectors", dict.fromkeys(_names, (bool, True))),
+        "state": State,
+        "simulated": Simulated,
+        "gpus": Gpus,
+        "rules": _tables("Rules", {rule.name: _rule(rule) for rule in RULES}),
+    },
+)
+
+
+def load(path: Path | None, overrides: Mapping[str, Any], source: str = "nvml") -> dict[str, Any]:
+    """Return the settings as plain data: the file, changed by flags, completed by defaults.
+
+    `overrides` has the shape of the file and comes from flags, so its faults name the flag. The
+    automatic paths are filled in and `source` becomes {"kind", "scenario", "file"}. Listen
+    addresses are `host:port`, `[ipv6]:port`, or `:port` for all addresses.
+
+    Raises ConfigError with one line for each fault.
+    """
+    document = toml.read(path) if path else toml.Document("", {}, {})
+    faults = []
+    settings: dict[str, Any] = {}
+    try:
+        settings = Settings.model_validate(_merged(document.data, overrides)).model_dump(
+            mode="json"
+        )
+    except ValidationError as error:
+        faults += [
+            f"{_origin(document, overrides, fault['loc'])}: {_explanation(fault)}"
+            for fault in error.errors(include_url=False)
+        ]
+    try:
+        chosen = parse_source(source)
+    except ValueError as error:
+        faults.append(f"--source: {error}")
+    if not faults:
+        settings["source"] = chosen
+        faults += _resolve(settings["paths"], chosen["kind"])
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return settings
+
+
+def parse_source(text: str) -> dict[str, str]:
+    """Return {"kind", "scenario", "file"}; ValueError if there is no such source."""
+    kind, colon, rest = text.partition(":")
+    if text in ("nvml", "simulated"):
+        return {"kind": kind, "scenario": "healthy", "file": ""}
+    if kind == "simulated" and colon:
+        if rest not in SCENARIOS:
+            raise ValueError(f"unknown scenario {rest!r}: {', '.join(SCENARIOS)}")
+        return {"kind": kind, "scenario": rest, "file": ""}
+    if kind == "replay" and rest:
+        file = BUNDLED if rest == "bundled" else Path(_path(rest)).absolute()
+        try:
+            if not file.is_file():
+                raise ValueError(f"{file}: no such recording")
+            file.open("rb").close()
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+        return {"kind": kind, "scenario": "", "file": str(file)}
+    raise ValueError(f"unknown source {text!r}: {KINDS}")
+
+
+def _merged(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(data)
+    for section, keys in overrides.items():
+        below = merged.get(section, {})
+        if not isinstance(keys, Mapping):
+            merged[section] = keys
+        elif isinstance(below, Mapping):  # else the file's own fault is told
+            merged[section] = {**below, **keys}
+    return merged
+
+
+def _resolve(paths: dict[str, str], kind: str) -> list[str]:
+    """Fill in the automatic directories and return the faults found then."""
+    runtime = Path(paths["runtime"] or runtime_directory(kind)).absolute()
+    state = Path(paths["state"] or state_directory(runtime, kind)).absolute()
+    paths |= {"runtime": str(runtime), "state": str(state)}
+    if len(bytes(runtime)) > RUNTIME_BYTES:
+        return [
+            f"--path.runtime: {runtime}: longer than {RUNTIME_BYTES} bytes: choose a shorter one"
+        ]
+    return []
+
+
+def _origin(document: toml.Document, overrides: Mapping[str, Any], where: tuple[Any, ...]) -> str:
+    """Say which flag, or which line and key of the file, a fault is about."""
+    section, keys = str(where[0]), [part for part in where[1:] if isinstance(part, str)]
+    flagged = overrides.get(section, {})
+    if keys and isinstance(flagged, Mapping) and keys[0] in flagged:
+        singular = {"paths": "path", "collectors": "collector"}.get(section, section)
+        key = {"listen_addresses": "listen-address"}.get(keys[0], keys[0])
+        return f"--{toml.written(singular)}.{toml.written(key)}"
+    if section in overrides and section not in document.data:
+        return f"--{toml.written(section)}"
+    return document.place(where)
+
+
+def _explanation(fault: Mapping[str, Any]) -> str:
+    kind, given = fault["type"], toml.short(fault["input"])
+    if kind == "extra_forbidden":
+        return f"unknown {'section' if isinstance(fault['input'], dict) else 'key'}" + _hint(fault)
+    if kind == "value_error":
+        return str(fault["ctx"]["error"])
+    if kind == "model_type":
+        return f"must be a table, not {given}"
+    text = str(fault["msg"]).replace("Input should be", "must be")
+    text = text[0].lower() + text[1:]
+    return text if ", not " in text else f"{text}, not {given}"
+
+
+def _hint(fault: Mapping[str, Any]) -> str:
+    """Return the known keys that an unknown one may stand for."""
+    model: Any = Settings
+    for part in fault["loc"][:-1]:
+        model = model.model_fields[part].annotation
+    return f" ({toml.meant(fault['loc'][-1], model.model_fields)})"
+
+
+def main() -> int:
+    """Answer one request of the supervisor."""
+    request = json.load(sys.stdin.buffer)
+    path = request["config"]
+    try:
+        settings = load(Path(path) if path else None, request["overrides"], request["source"])
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    json.dump(settings, sys.stdout, allow_nan=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Where gpuwatch keeps its files when it is not told.
+
+Under systemd the directories the unit declares, as root the system's, else the user's own.
+"""
+
+import os
+from pathlib import Path
+
+SYSTEM_RUNTIME = Path("/run/gpuwatch")
+SYSTEM_STATE = Path("/var/lib/gpuwatch")
+CONTROL = "control.sock"
+
+
+def runtime_directory(kind: str = "nvml") -> Path:
+    """Return the directory of rings and sockets for a kind of source.
+
+    Simulated and replayed data has its own, so it never stands beside real data.
+    """
+    own = _declared("RUNTIME_DIRECTORY")
+    if own is None and os.geteuid() == 0:
+        own = SYSTEM_RUNTIME
+    if own is None:
+        base = _absolute("XDG_RUNTIME_DIR")
+        # In a directory open to all; who makes the directory must see that it is their own.
+        own = base / "gpuwatch" if base else Path(f"/tmp/gpuwatch-{os.geteuid()}")  # noqa: S108
+    return own if kind == "nvml" else own.with_name(f"{own.name}-{kind}")
+
+
+def state_directory(runtime: Path, kind: str = "nvml") -> Path:
+    """Return the directory of recordings, history and the database.
+
+    That of simulated and replayed data lies in its runtime directory, and goes with it.
+    """
+    if kind != "nvml":
+        return runtime / "state"
+    own = _declared("STATE_DIRECTORY")
+    if own is None and os.geteuid() == 0:
+        own = SYSTEM_STATE
+    if own is None:
+        base = _absolute("XDG_STATE_HOME")
+        try:
+            own = (base or Path.home() / ".local/state") / "gpuwatch"
+        except RuntimeError:  # a user without a home, as in some containers
+            own = runtime / "state"
+    return own
+
+
+def control_socket(runtime: str | None) -> Path:
+    """Return the socket of the running daemon: in `runtime` if given, else the user's, else root's.
+
+    Never that of a simulated or replaying daemon unless its directory is given: its answers must
+    not be taken for the node's.
+    """
+    if runtime:
+        return Path(runtime) / CONTROL
+    own = runtime_directory() / CONTROL
+    system = SYSTEM_RUNTIME / CONTROL
+    return system if system.exists() and not own.exists() else own
+
+
+def _declared(variable: str) -> Path | None:
+    # systemd.exec(5): several directories are joined by colons; ours is the first.
+    first = os.environ.get(variable, "").split(":")[0]
+    return Path(first) if first.startswith("/") else None
+
+
+def _absolute(variable: str) -> Path | None:
+    # XDG base directories: a relative path is to be ignored.
+    value = os.environ.get(variable, "")
+    return Path(value) if value.startswith("/") else None
