@@ -227,7 +227,7 @@ def test_record_prints_the_path(tmp_path, capsys):
         while not asked:
             for connection, message in server.poll():
                 asked.append(message)
-                connection.send({"recording": "/state/recordings/a.gwr"})
+                connection.send({"path": "/state/recordings/a.gwr", "rows": 3})
 
     daemon = threading.Thread(target=answer)
     daemon.start()

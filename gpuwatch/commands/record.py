@@ -6,7 +6,7 @@ from gpuwatch import control, duration
 from gpuwatch.errors import ControlError
 from gpuwatch.paths import control_socket
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 130.0  # the daemon gives its recorder 120
 
 
 class Record:
@@ -31,7 +31,7 @@ class Record:
         answer = control.request(
             path, {"command": "record", "last_seconds": arguments.last}, TIMEOUT_SECONDS
         )
-        if "recording" not in answer:
+        if "path" not in answer:
             raise ControlError(f"{path}: the daemon's answer names no recording: see its log")
-        print(answer["recording"])
+        print(answer["path"])
         return 0
