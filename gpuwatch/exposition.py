@@ -1,0 +1,361 @@
+"""The metrics page: the Prometheus text format 0.0.4, written from one snapshot of the daemon.
+
+Pure but for `process_*`, which are read while rendering. A series is written only if its value is
+known: one HELP and TYPE per family, directly before its samples, families without samples left
+out. The text of a line up to its value is made once and kept.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from prometheus_client import ProcessCollector
+from prometheus_client.utils import floatToGoString
+
+from gpuwatch import __version__
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.page import Line, Page, header, number
+from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
+from gpuwatch.snapshot import Snapshot
+from gpuwatch.source import EntityInfo
+from gpuwatch.totals import Totals
+
+log = logging.getLogger("gpuwatch.exposition")
+
+NAMESPACE = "gpuwatch_"
+SERIES_LIMIT = 10_000
+KEPT_LINES = 4 * SERIES_LIMIT
+LOGGED_DUPLICATES = 100
+UP_HOLD_NS = 5 * SECOND_NS  # a sampler that is started anew is silent for at most 3 s
+
+# The labels of an entity, by its kind; the first one's value is the entity's id, the others come
+# from its EntityInfo. A kind that is not listed has one label of its own name.
+ENTITY_LABELS = {"gpu": ("gpu", "uuid"), "host": ()}
+
+# name, type, help of everything that is not a signal declared by a source. What comes first
+# survives when the page is cut off at the limit.
+FAMILIES = (
+    ("build_info", "gauge", "Version of gpuwatch; always 1."),
+    ("series_dropped_total", "counter", "Series left out, in all renderings, beyond the limit."),
+    ("duplicate_series_total", "counter", "Series left out, in all renderings, as given twice."),
+    ("nvml_up", "gauge", "1 if the driver's library answers, 0 if not."),
+    ("gpus_visible", "gauge", "GPUs that the driver lists."),
+    ("gpus_pci", "gauge", "NVIDIA GPUs on the PCI bus."),
+    ("gpus_expected", "gauge", "GPUs that this node should have."),
+    ("gpu_info", "gauge", "What the GPU is and where it sits; always 1."),
+    ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
+    ("released", "gauge", "1 while this is left to another tool."),
+    ("alert_firing", "gauge", "1 while the alert fires."),
+    ("alert_transitions_total", "counter", "Changes of alerts into this state since the start."),
+    ("source_up", "gauge", "1 if the source delivered in the newest quarter second."),
+    ("source_age_seconds", "gauge", "Age of the source's newest data."),
+    ("source_read_seconds", "histogram", "How long the reads of the source took."),
+    ("source_errors_total", "counter", "Failed reads of the source since the daemon's start."),
+    ("source_period_seconds", "gauge", "Planned time between reads of the source."),
+    ("source_period_achieved_seconds", "gauge", "Achieved time between reads of the source."),
+    ("signal_refresh_seconds", "gauge", "How often the hardware renews the signal."),
+    ("signal_source_info", "gauge", "Which source feeds the signal; always 1."),
+    ("sampler_late_seconds", "histogram", "How late the reads of the sampler began."),
+    ("samples_missing_total", "counter", "Planned reads that did not happen since the start."),
+    ("child_restarts_total", "counter", "Starts of this child after its first."),
+    ("child_stuck", "gauge", "1 if the child sits in a call that does not return."),
+    ("process_cpu_seconds_total", "counter", "CPU time of this child, user and system."),
+    ("recordings_total", "counter", "Recordings completed since the daemon's start."),
+    (
+        "gpu_throttle_seconds_total",
+        "counter",
+        "Time with this clock event reason active since the daemon's start, from its samples.",
+    ),
+    (
+        "gpu_throttle_events_total",
+        "counter",
+        "How often this clock event reason became active since the daemon's start.",
+    ),
+    (
+        "gpu_lost_clock_seconds_total",
+        "counter",
+        "Time-integral of 1 - clock/limit of the SM clock while busy, since the daemon's start.",
+    ),
+)
+
+
+class HistogramView(Protocol):
+    """A histogram as it is shown."""
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper bounds, inclusive, without the infinite one."""
+
+    @property
+    def cumulative(self) -> list[int]:
+        """Observations at or below each bound, then all."""
+
+    @property
+    def sum(self) -> float:
+        """Sum of all observed values."""
+
+
+class Shown(NamedTuple):
+    """A column with its texts made once."""
+
+    column: Column
+    name: str
+    fragment: str
+
+
+class Exposition:
+    """Renders snapshots; one per daemon, called from one thread."""
+
+    def __init__(self, series_limit: int = SERIES_LIMIT) -> None:
+        self._limit = series_limit
+        self._headers: dict[str, str] = {}
+        self._lines: dict[tuple[str, Entity, str], Line] = {}
+        self._histograms: dict[tuple[str, Entity], list[Line]] = {}
+        self._columns: tuple[Column, ...] = ()
+        self._shown: list[Shown] = []
+        self._infos: dict[Entity, Mapping[str, str]] = {}
+        self._up: dict[Entity, tuple[int | None, int]] = {}
+        self._dropped = 0
+        self._duplicates = 0
+        self._logged: set[str] = set()
+        self._process = ProcessCollector(registry=None)
+        for name, kind, text in FAMILIES:
+            self._declare(name, kind, text)
+
+    def render(self, snapshot: Snapshot) -> bytes:
+        """Return the page."""
+        self._learn(snapshot.entities)
+        if tuple(snapshot.columns) != self._columns:
+            self._columns = tuple(snapshot.columns)
+            # A column of two rings (a restarted sampler's old and new) has one window.
+            once = {(column.entity, column.name): column for column in self._columns}
+            self._shown = [self._show(column) for column in once.values()]
+        page = Page(self._limit)
+        self._put(page, "build_info", HOST, 1, f"version={quote(__version__)}")
+        self._put_node(page, snapshot)
+        self._put_alerts(page, snapshot)
+        self._put_self(page, snapshot)
+        for column, value in snapshot.constants:
+            self._declare(column.signal.name, "gauge", column.signal.help)
+            if self._up.get(column.entity, (None, 0))[0] != 0:
+                self._put(page, column.signal.name, column.entity, value, _fragment(column))
+        for shown in self._shown:
+            self._put_column(page, snapshot, shown)
+        self._put_totals(page, snapshot.totals)
+        for metric in self._process.collect():
+            for sample in metric.samples:
+                self._header(sample.name, metric.type, metric.documentation)
+                page.put(Line(sample.name, f"{sample.name} "), sample.value)
+        self._note(page)
+        return page.text(self._headers).encode("utf-8", "replace")
+
+    def _learn(self, entities: Sequence[EntityInfo]) -> None:
+        """Take over what is known of entities; kept lines with other labels are forgotten.
+
+        A GPU that does not answer cannot tell its uuid: its series keep the labels they had.
+        """
+        before = dict(self._infos)
+        for info in entities:
+            entity, labels = info.entity, info.labels
+            silent = entity.kind == "gpu" and not labels.get("uuid")
+            self._infos[entity] = {**before.get(entity, {}), **labels} if silent else dict(labels)
+        if self._infos != before or len(self._lines) > KEPT_LINES:
+            self._lines.clear()
+            self._histograms.clear()
+
+    def _declare(self, name: str, kind: str, text: str) -> None:
+        self._header(NAMESPACE + name, kind, text)
+
+    def _header(self, family: str, kind: str, text: str) -> None:
+        if family not in self._headers:
+            self._headers[family] = header(family, kind, text)
+
+    def _line(self, name: str, entity: Entity, fragment: str = "", suffix: str = "") -> Line:
+        """Return a new line; `fragment` is label text that follows the entity's labels."""
+        info = self._infos.get(entity, {})
+        labels = ENTITY_LABELS.get(entity.kind, (entity.kind,))
+        values = {**info, labels[0]: entity.id} if labels else {}
+        pairs = [f"{label}={quote(values[label])}" for label in labels if values.get(label)]
+        text = ",".join([*pairs, fragment] if fragment else pairs)
+        family = NAMESPACE + name
+        return Line(family, f"{family}{suffix}{{{text}}} " if text else f"{family}{suffix} ")
+
+    def _put(
+        self, page: Page, name: str, entity: Entity, value: float | None, fragment: str = ""
+    ) -> None:
+        if value is not None:
+            line = self._lines.get((name, entity, fragment))
+            if line is None:
+                line = self._line(name, entity, fragment)
+                self._lines[name, entity, fragment] = line
+            page.put(line, value)
+
+    def _put_histogram(
+        self, page: Page, name: str, entity: Entity, histogram: HistogramView
+    ) -> None:
+        lines = self._histograms.get((name, entity))
+        if lines is None:
+            bounds = [
+                f'le="{floatToGoString(bound)}"'  # type: ignore[no-untyped-call]
+                for bound in (*histogram.bounds, math.inf)
+            ]
+            lines = [self._line(name, entity, bound, "_bucket") for bound in bounds]
+            lines += [self._line(name, entity, suffix=suffix) for suffix in ("_sum", "_count")]
+            self._histograms[name, entity] = lines
+        counts = histogram.cumulative
+        page.put_histogram(lines, [*counts, histogram.sum, counts[-1]])
+
+    def _put_node(self, page: Page, snapshot: Snapshot) -> None:
+        self._put(page, "nvml_up", HOST, snapshot.nvml_up)
+        self._put(page, "gpus_visible", HOST, snapshot.gpus_visible)
+        self._put(page, "gpus_pci", HOST, snapshot.gpus_pci)
+        self._put(page, "gpus_expected", HOST, snapshot.gpus_expected)
+        for what, released in snapshot.released.items():
+            self._put(page, "released", Entity("what", what), released)
+        for info in snapshot.entities:
+            if info.entity.kind == "gpu":
+                labels = self._infos[info.entity]
+                others = sorted(labels.keys() - {"gpu", "uuid"})
+                fragment = ",".join(f"{key}={quote(labels[key])}" for key in others)
+                self._put(page, "gpu_info", info.entity, 1, fragment)
+                self._put(page, "gpu_up", info.entity, self._is_up(snapshot, info.entity))
+
+    def _is_up(self, snapshot: Snapshot, gpu: Entity) -> int | None:
+        """Return 1 or 0; the last word counts while the sampler is silent for a few seconds."""
+        if not snapshot.ticks or snapshot.released.get("gpus"):
+            self._up.pop(gpu, None)
+            return None
+        window = snapshot.live(gpu, "gpu_up")
+        newest_ns = snapshot.ticks[0].end_ns
+        if window is not None:
+            self._up[gpu] = (int(window.last), window.end_ns)
+        value, since_ns = self._up.setdefault(gpu, (None, newest_ns))
+        if newest_ns - since_ns > UP_HOLD_NS:
+            value = 0
+            self._up[gpu] = (value, since_ns)
+        return value
+
+    def _put_alerts(self, page: Page, snapshot: Snapshot) -> None:
+        for alert in snapshot.alerts:
+            fragment = f"alert={quote(alert.rule)},severity={quote(alert.severity)}"
+            self._put(page, "alert_firing", alert.entity, alert.state == "firing", fragment)
+        for (rule, state), count in snapshot.transitions.items():
+            fragment = f"alert={quote(rule)},to={quote(state)}"
+            self._put(page, "alert_transitions_total", HOST, count, fragment)
+
+    def _put_self(self, page: Page, snapshot: Snapshot) -> None:
+        totals = snapshot.totals
+        if snapshot.ticks:
+            for entity in snapshot.ticks[0].windows:
+                window = snapshot.live(entity, "source_up") if entity.kind == "source" else None
+                self._put(page, "source_up", entity, int(window.last) if window else None)
+        for name, source in snapshot.sources.items():
+            entity = Entity("source", name)
+            self._put(page, "source_age_seconds", entity, source.age_seconds)
+            self._put(page, "source_period_seconds", entity, source.period_seconds)
+            achieved = source.period_achieved_seconds
+            self._put(page, "source_period_achieved_seconds", entity, achieved)
+            for error, count in source.errors.items():
+                self._put(page, "source_errors_total", entity, count, f"error={quote(error)}")
+        for name, count in totals.missing.items():
+            self._put(page, "samples_missing_total", Entity("source", name), count)
+        for name, read in totals.read.items():
+            self._put_histogram(page, "source_read_seconds", Entity("source", name), read)
+        for duty, late in totals.late.items():
+            self._put_histogram(page, "sampler_late_seconds", Entity("duty", duty), late)
+        for duty, child in snapshot.children.items():
+            entity = Entity("duty", duty)
+            self._put(page, "child_restarts_total", entity, child.restarts)
+            self._put(page, "child_stuck", entity, child.stuck)
+            self._put(page, "process_cpu_seconds_total", entity, child.cpu_seconds)
+        for name, seconds in snapshot.signal_refresh.items():
+            self._put(page, "signal_refresh_seconds", Entity("signal", name), seconds)
+        for name, feeder in snapshot.signal_sources.items():
+            fragment = f"source={quote(feeder)}"
+            self._put(page, "signal_source_info", Entity("signal", name), 1, fragment)
+        self._put(page, "recordings_total", HOST, snapshot.recordings)
+
+    def _show(self, column: Column) -> Shown:
+        """Declare the families that the column feeds."""
+        signal = column.signal
+        counter = signal.kind is Kind.COUNTER
+        self._declare(signal.name, "counter" if counter else "gauge", signal.help)
+        if signal.statistics:
+            for suffix, what in (("min", "Minimum"), ("max", "Maximum"), ("mean", "Mean")):
+                text = f"{what} over the trailing 60 s. {signal.help}"
+                self._declare(f"{signal.name}_{suffix}", "gauge", text)
+        if signal.histogram is not None:
+            text = f"{signal.histogram.help} Counts microseconds, since the daemon's start."
+            self._declare(signal.histogram.name, "histogram", text)
+        return Shown(column, column.name, _fragment(column))
+
+    def _put_column(self, page: Page, snapshot: Snapshot, shown: Shown) -> None:
+        (entity, signal, label), name, fragment = shown
+        if signal.kind is Kind.COUNTER:
+            counter = snapshot.totals.counters.get((entity, name))
+            self._put(page, signal.name, entity, counter, fragment)
+        elif signal.kind is Kind.BITS:
+            self._put_bits(page, snapshot, entity, signal)
+        elif signal.name != "gpu_up":
+            window = snapshot.live(entity, name)
+            if window is None:
+                return
+            self._put(page, signal.name, entity, window.last, fragment)
+            trailing = snapshot.totals.trailing.get(entity, name)
+            if trailing is not None and label in signal.statistics:
+                self._put(page, f"{signal.name}_min", entity, trailing.minimum, fragment)
+                self._put(page, f"{signal.name}_max", entity, trailing.maximum, fragment)
+                self._put(page, f"{signal.name}_mean", entity, trailing.mean, fragment)
+
+    def _put_bits(self, page: Page, snapshot: Snapshot, entity: Entity, signal: Signal) -> None:
+        """Put 1 for each bit that was set at any time in the newest window, 0 for the others."""
+        prefix = signal.name + "{"
+        windows = snapshot.ticks[0].windows.get(entity, {}) if snapshot.ticks else {}
+        for name in windows:
+            window = snapshot.live(entity, name) if name.startswith(prefix) else None
+            if window is not None:
+                self._put(page, signal.name, entity, int(window.maximum), _parts(name)[1])
+
+    def _put_totals(self, page: Page, totals: Totals) -> None:
+        for (entity, name), total in totals.bits.items():
+            stem, fragment = _parts(name)
+            seconds = total.active_ns / SECOND_NS
+            self._put(page, f"{stem}_seconds_total", entity, seconds, fragment)
+            self._put(page, f"{stem}_events_total", entity, total.events, fragment)
+        for entity, lost_ns in totals.lost_clock_ns.items():
+            self._put(page, "gpu_lost_clock_seconds_total", entity, lost_ns / SECOND_NS)
+        for (entity, name), shares in totals.shares.items():
+            self._put_histogram(page, name, entity, shares)
+
+    def _note(self, page: Page) -> None:
+        """Count and log what the page had to leave out, each duplicate once."""
+        self._dropped += page.dropped
+        self._duplicates += len(page.duplicates)
+        if page.dropped and "limit" not in self._logged:
+            self._logged.add("limit")
+            log.warning("more than %d series: %d left out", self._limit, page.dropped)
+        for prefix, kept, left in page.duplicates:
+            if prefix not in self._logged and len(self._logged) < LOGGED_DUPLICATES:
+                self._logged.add(prefix)
+                log.warning("series given twice: %skept %s, left out %r", prefix, kept, left)
+        for name, count in (
+            ("series_dropped_total", self._dropped),
+            ("duplicate_series_total", self._duplicates),
+        ):
+            line = self._line(name, HOST)
+            page.families[line.family] = {line.prefix: number(count)}
+
+
+def _fragment(column: Column) -> str:
+    if column.signal.label is None:
+        return ""
+    return f"{column.signal.label}={quote(column.label)}"
+
+
+@lru_cache(maxsize=1024)
+def _parts(name: str) -> tuple[str, str]:
+    """Return the stem of a bit column's name and the label text inside its braces."""
+    signal, _, rest = name.partition("{")
+    return signal.removesuffix("_active"), rest[:-1]

@@ -1,0 +1,87 @@
+"""The snapshot: everything the daemon shows at one instant, as plain data."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuwatch.signals import Column, Entity
+from gpuwatch.source import EntityInfo
+from gpuwatch.totals import Totals
+from gpuwatch.window import Tick, Window
+
+
+class AlertView(Protocol):
+    """What is shown of an alert."""
+
+    @property
+    def rule(self) -> str:
+        """Name of its rule."""
+
+    @property
+    def entity(self) -> Entity:
+        """What it is about."""
+
+    @property
+    def severity(self) -> str:
+        """critical, warning or info."""
+
+    @property
+    def state(self) -> str:
+        """Shown as 1 if it is `firing`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What the daemon knows of a source; None is not known. `errors` counts by error name."""
+
+    age_seconds: float | None = None
+    period_seconds: float | None = None
+    period_achieved_seconds: float | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildState:
+    """What the daemon knows of a child of the supervisor."""
+
+    restarts: int = 0
+    stuck: bool = False
+    cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything the page shows, at one instant; what is None or missing is not shown.
+
+    `ticks` are the newest closed tick and the one before it, newest first; empty before the
+    first. `columns` are those of all attached rings and `constants` the values that do not
+    change, both with GPUs named by number. `transitions` counts by (rule, new state) and holds
+    every pair from the start; `released` says of each thing that can be released whether it is.
+    `signal_refresh` and `signal_sources` go by column name and signal name.
+    """
+
+    totals: Totals
+    ticks: tuple[Tick, ...] = ()
+    columns: Sequence[Column] = ()
+    constants: Sequence[tuple[Column, float]] = ()
+    entities: Sequence[EntityInfo] = ()
+    alerts: Iterable[AlertView] = ()
+    transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    sources: Mapping[str, SourceState] = field(default_factory=dict)
+    children: Mapping[str, ChildState] = field(default_factory=dict)
+    signal_refresh: Mapping[str, float] = field(default_factory=dict)
+    signal_sources: Mapping[str, str] = field(default_factory=dict)
+    released: Mapping[str, bool] = field(default_factory=dict)
+    nvml_up: bool | None = None
+    gpus_visible: int | None = None
+    gpus_pci: int | None = None
+    gpus_expected: int | None = None
+    recordings: int = 0
+
+    def live(self, entity: Entity, name: str) -> Window | None:
+        """Return the column's newest window with a known value, None if the last two have none."""
+        for tick in self.ticks:
+            window = tick.window(entity, name)
+            if window is not None and window.covered_ns:
+                return window
+        return None

@@ -1,0 +1,244 @@
+"""Totals: what only grows while the daemon lives, and what the trailing minute looked like.
+
+Fed with every closed tick, in order of time. Time is kept as integer nanoseconds and divided when
+it is shown, so nothing is lost to rounding and no total falls; the one exception is a hardware
+counter, which is passed through and falls when the hardware resets it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.signals import Column, Entity, Kind, column_name
+from gpuwatch.window import TICK_NS, Floats, Tick, TimeHistogram, Window
+
+TRAILING_TICKS = 60 * SECOND_NS // TICK_NS
+BUSY_RATIO = 0.2
+
+SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
+SM_CLOCK_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}'
+ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is known counts
+
+DURATION_BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0)
+
+Key = tuple[Entity, str]
+
+
+class Statistics(NamedTuple):
+    """A column over the trailing 60 s of data time: extremes and time-weighted mean."""
+
+    minimum: float
+    maximum: float
+    mean: float
+
+
+class Durations:
+    """A histogram that counts events by how long each took, in seconds."""
+
+    def __init__(self) -> None:
+        self.bounds = DURATION_BOUNDS
+        self._counts = np.zeros(len(self.bounds) + 1, np.int64)
+        self._sum_ns = 0
+
+    def add(self, seconds: Floats) -> None:
+        """Count durations; what is not finite is left out, below 0 counts as 0."""
+        seconds = np.maximum(seconds[np.isfinite(seconds)], 0.0)
+        buckets = np.searchsorted(self.bounds, seconds)
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        self._sum_ns += int((seconds * SECOND_NS).astype(np.int64).sum())
+
+    @property
+    def cumulative(self) -> list[int]:
+        """Events at or below each bound, then all of them."""
+        counts: list[int] = self._counts.cumsum().tolist()
+        return counts
+
+    @property
+    def sum(self) -> float:
+        """Seconds of all events together."""
+        return self._sum_ns / SECOND_NS
+
+
+class TimeShares:
+    """A histogram of time: every microsecond with a known value counts as one observation."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self._nanoseconds = [0] * (len(bounds) + 1)
+        self._integral = 0.0  # value x nanoseconds
+
+    def add(self, histogram: TimeHistogram) -> None:
+        """Add the time of one tick."""
+        self._nanoseconds = [
+            total + more
+            for total, more in zip(self._nanoseconds, histogram.nanoseconds, strict=True)
+        ]
+        self._integral += histogram.integral
+
+    @property
+    def cumulative(self) -> list[int]:
+        """Whole microseconds at or below each bound, then all; the remainder stays in `self`."""
+        total = 0
+        return [(total := total + time) // 1000 for time in self._nanoseconds]
+
+    @property
+    def sum(self) -> float:
+        """Value x microseconds."""
+        return self._integral / 1000
+
+
+class Trailing:
+    """The windows of the last minute of chosen columns: one array row a tick, used in turn."""
+
+    def __init__(self) -> None:
+        self._index: dict[Key, int] = {}
+        self._minimum = np.full((TRAILING_TICKS, 0), math.nan)
+        self._maximum = self._minimum.copy()
+        self._integral = np.zeros((TRAILING_TICKS, 0))
+        self._covered = np.zeros((TRAILING_TICKS, 0))
+        self._last_tick = 0
+        self._statistics: list[Statistics] = []
+
+    def attach(self, entity: Entity, name: str) -> None:
+        """Follow one more column."""
+        if (entity, name) in self._index:
+            return
+        self._index[entity, name] = len(self._index)
+        unknown = np.full((TRAILING_TICKS, 1), math.nan)
+        nothing = np.zeros((TRAILING_TICKS, 1))
+        self._minimum = np.hstack([self._minimum, unknown])
+        self._maximum = np.hstack([self._maximum, unknown])
+        self._integral = np.hstack([self._integral, nothing])
+        self._covered = np.hstack([self._covered, nothing])
+
+    def add(self, tick: Tick) -> None:
+        """Take in a tick; ticks left out since the last one count as not covered."""
+        number = tick.end_ns // TICK_NS
+        if number < self._last_tick:
+            self._last_tick = number - TRAILING_TICKS  # time began anew: forget everything
+        oldest_new = max(self._last_tick, number - TRAILING_TICKS) + 1
+        passed = np.arange(oldest_new, number + 1) % TRAILING_TICKS
+        self._minimum[passed] = self._maximum[passed] = math.nan
+        self._integral[passed] = self._covered[passed] = 0.0
+        self._last_tick = number
+        slot = number % TRAILING_TICKS
+        for (entity, name), index in self._index.items():
+            window = tick.window(entity, name)
+            if window is not None and window.covered_ns:
+                self._minimum[slot, index] = window.minimum
+                self._maximum[slot, index] = window.maximum
+                self._integral[slot, index] = window.integral
+                self._covered[slot, index] = window.covered_ns
+        covered = self._covered.sum(axis=0)
+        known = np.where(covered > 0, covered, math.nan)
+        rows = zip(
+            np.fmin.reduce(self._minimum).tolist(),
+            np.fmax.reduce(self._maximum).tolist(),
+            (self._integral.sum(axis=0) / known).tolist(),
+            strict=True,
+        )
+        self._statistics = [Statistics(*row) for row in rows]
+
+    def get(self, entity: Entity, name: str) -> Statistics | None:
+        """Return the statistics of a column, None while it has no known value in the minute."""
+        index = self._index.get((entity, name), len(self._statistics))
+        if index >= len(self._statistics) or math.isnan(self._statistics[index].mean):
+            return None
+        return self._statistics[index]
+
+
+@dataclass(slots=True)
+class BitTotal:
+    """How long one bit was set, and how often it was raised."""
+
+    active_ns: int = 0
+    events: int = 0
+
+
+class Totals:
+    """Everything that grows, by entity and column name; read it, but only `add` changes it.
+
+    `bits`: one per reason of a bit set. `lost_clock_ns`: clock withheld while the GPU was busy,
+    as time at the full clock; absent while the clock's limit is not known. `counters`: hardware
+    counters in their unit, since the hardware's own start. `shares`: time histograms, by the
+    histogram's name. `late` by duty, `read` and `missing` by source; `events` by event name.
+    """
+
+    def __init__(self) -> None:
+        self.bits: dict[Key, BitTotal] = {}
+        self.lost_clock_ns: dict[Entity, int] = {}
+        self.counters: dict[Key, float] = {}
+        self.shares: dict[Key, TimeShares] = {}
+        self.late: dict[str, Durations] = {}
+        self.read: dict[str, Durations] = {}
+        self.missing: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        self.trailing = Trailing()
+        self._bit_prefixes: dict[Entity, tuple[str, ...]] = {}
+
+    def attach(self, columns: Iterable[Column]) -> None:
+        """Start following columns, declared values at 0; those known already stay as they are."""
+        for column in columns:
+            entity, signal, label = column
+            if signal.kind is Kind.COUNTER:
+                self.counters.setdefault((entity, column.name), math.nan)
+            elif signal.kind is Kind.BITS:
+                prefix = signal.name + "{"
+                known = self._bit_prefixes.get(entity, ())
+                self._bit_prefixes[entity] = tuple(dict.fromkeys((*known, prefix)))
+                for _, value in signal.bits:
+                    self.bits.setdefault((entity, column_name(signal, value)), BitTotal())
+            if label in signal.statistics:
+                self.trailing.attach(entity, column.name)
+            histogram = signal.histogram
+            if histogram is not None and histogram.label == label:
+                self.shares.setdefault((entity, histogram.name), TimeShares(histogram.bounds))
+
+    def add(self, tick: Tick) -> None:
+        """Take in a closed tick."""
+        for entity, prefixes in self._bit_prefixes.items():
+            for name, window in tick.windows.get(entity, {}).items():
+                if name.startswith(prefixes):
+                    total = self.bits.setdefault((entity, name), BitTotal())
+                    total.active_ns += int(window.integral)
+                    total.events += int(window.increase)
+        for key in self.counters:
+            counter = tick.window(*key)
+            if counter is not None and not math.isnan(counter.last):
+                self.counters[key] = counter.last
+        for entity, windows in tick.windows.items():
+            self._add_lost_clock(tick, entity, windows.get(SM_CLOCK))
+        for entity, histograms in tick.histograms.items():
+            for name, histogram in histograms.items():
+                if (entity, name) in self.shares:
+                    self.shares[entity, name].add(histogram)
+        for rows in tick.rows:
+            self.late.setdefault(rows.duty, Durations()).add(rows.late_seconds)
+            self.read.setdefault(rows.source, Durations()).add(rows.read_seconds)
+            self.missing[rows.source] += rows.missing
+        self.events.update(event.name for event in tick.events)
+        self.trailing.add(tick)
+
+    def _add_lost_clock(self, tick: Tick, entity: Entity, clock: Window | None) -> None:
+        limit = tick.constant(entity, SM_CLOCK_LIMIT)
+        if clock is None or not limit:
+            return
+        lost = 0
+        if _busy(tick, entity):
+            # Above the limit (a clock read while it was being changed) is not a gain.
+            lost = max(0, round(clock.covered_ns - clock.integral / limit))
+        self.lost_clock_ns[entity] = self.lost_clock_ns.get(entity, 0) + lost
+
+
+def _busy(tick: Tick, entity: Entity) -> bool:
+    """Whether the GPU worked in this tick; not known is not busy."""
+    for name in ACTIVITY:
+        window = tick.window(entity, name)
+        if window is not None and window.covered_ns:
+            return window.mean > BUSY_RATIO
+    return False

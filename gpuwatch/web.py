@@ -1,0 +1,256 @@
+"""HTTP: shows what the daemon has made ready, from a thread of its own.
+
+No request waits for a tick or a driver: every answer is in memory when the request comes. Nothing
+is taken from a request but its method, path and Accept-Encoding. Whoever does not come from this
+machine gets the metrics and the two health answers only.
+"""
+
+import asyncio
+import gzip
+import html
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gpuwatch import __version__
+from gpuwatch.errors import ConfigError
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METHODS = frozenset({"GET", "HEAD"})
+PUBLIC_PATHS = frozenset({"/metrics", "/-/healthy", "/-/ready"})
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+CONNECTIONS = 64
+KEEP_ALIVE_SECONDS = 75  # longer than a usual scrape interval
+REQUEST_BYTES = 16 * 1024
+GRACE_SECONDS = 1
+START_SECONDS = 10.0
+
+
+class Pages(Protocol):
+    """What is shown. Called from the web thread: return at once, what nobody changes later."""
+
+    def metrics(self) -> bytes:
+        """Return the newest metrics page."""
+
+    def metrics_gzip(self) -> bytes:
+        """Return the newest metrics page compressed; `Body` does it once a page."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what `/api/v1/status` shows: JSON types only, None for what is not known."""
+
+    def firing(self) -> Sequence[str]:
+        """Return one line per firing alert."""
+
+    def ready(self) -> bool:
+        """Say whether the first window is closed."""
+
+
+class Body:
+    """A page that is compressed when it is first asked for that way, and only then."""
+
+    def __init__(self, plain: bytes) -> None:
+        self.plain = plain
+        self._compressed: bytes | None = None
+
+    @property
+    def compressed(self) -> bytes:
+        """The page in gzip's format, at level 1: a third of level 6's time."""
+        if self._compressed is None:
+            self._compressed = gzip.compress(self.plain, compresslevel=1, mtime=0)
+        return self._compressed
+
+
+class WebServer:
+    """Serves `pages` on sockets that are bound already, until stopped.
+
+    Beyond `connections` open connections the one that was silent longest is closed, so clients
+    that hold connections open cannot shut out a scrape.
+    """
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], pages: Pages, connections: int = CONNECTIONS
+    ) -> None:
+        self._sockets = list(sockets)
+        self._started = threading.Event()
+        self._failure: OSError | None = None
+        config = uvicorn.Config(
+            application(pages),
+            http=_protocol(connections),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            h11_max_incomplete_event_size=REQUEST_BYTES,
+        )
+        self._server = _Server(config, self._started)
+        self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve; returns when requests are answered.
+
+        Raises ConfigError if a socket cannot be listened on.
+        """
+        self._thread.start()
+        self._started.wait(START_SECONDS)
+        if self._failure is not None or not self._server.started:
+            names = ", ".join(str(one.getsockname()) for one in self._sockets)
+            reason = self._failure.strerror if self._failure else "no answer"
+            raise ConfigError(f"web.listen_addresses: cannot listen on {names}: {reason}")
+
+    def stop(self) -> None:
+        """Finish the answers under way, close all connections and the sockets."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(START_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._server.run(self._sockets)
+        except OSError as error:
+            self._failure = error
+        finally:
+            self._started.set()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, listening: threading.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
+
+
+def _protocol(limit: int) -> type[asyncio.Protocol]:
+    """Return the HTTP protocol of one server, with its connections in order of silence."""
+    silent: dict[H11Protocol, None] = {}  # the one that was silent longest comes first
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            silent[self] = None
+            if len(silent) > limit:
+                oldest = next(iter(silent))
+                del silent[oldest]
+                oldest.transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            if self in silent:
+                silent[self] = silent.pop(self)
+            super().data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            silent.pop(self, None)
+            super().connection_lost(exc)
+
+    return Connection
+
+
+def application(pages: Pages) -> ASGIApp:
+    """Return the ASGI application that serves `pages`."""
+    landing = Template(files("gpuwatch").joinpath("static/index.html").read_text("utf-8"))
+
+    async def metrics(request: Request) -> Response:
+        headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+        if not accepts_gzip(request.headers.getlist("accept-encoding")):
+            return Response(pages.metrics(), headers=headers)
+        return Response(pages.metrics_gzip(), headers={**headers, "Content-Encoding": "gzip"})
+
+    async def healthy(request: Request) -> Response:
+        return PlainTextResponse("healthy\n")
+
+    async def ready(request: Request) -> Response:
+        if pages.ready():
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not ready: waiting for the first samples\n", 503)
+
+    async def status(request: Request) -> Response:
+        return JSONResponse(pages.status())
+
+    async def index(request: Request) -> Response:
+        lines = [f"<li>{html.escape(line)}</li>" for line in pages.firing()]
+        firing = f"<ul>{''.join(lines)}</ul>" if lines else "<p>None.</p>"
+        return HTMLResponse(landing.substitute(version=__version__, firing=firing))
+
+    routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/metrics": metrics,
+        "/-/healthy": healthy,
+        "/-/ready": ready,
+        "/": index,
+        "/api/v1/status": status,
+    }
+    app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+    app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
+    return _Door(app)
+
+
+class _Door:
+    """Lets in what may come in, and gives every answer the security headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._answer(scope)(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> ASGIApp:
+        if scope["method"] not in METHODS:
+            return PlainTextResponse("only GET and HEAD\n", 405, {"Allow": "GET, HEAD"})
+        if scope["path"] not in PUBLIC_PATHS and not is_loopback(scope["server"]):
+            return PlainTextResponse(
+                "only /metrics, /-/healthy and /-/ready are served off loopback\n", 403
+            )
+        return self._app
+
+
+def is_loopback(address: Sequence[Any] | None) -> bool:
+    """Say whether a connection's own end, as the kernel names it, is this machine's loopback."""
+    if address is None:
+        return False
+    try:
+        host = ipaddress.ip_address(address[0])
+    except ValueError:
+        return False
+    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+    return (mapped or host).is_loopback
+
+
+def accepts_gzip(headers: Sequence[str]) -> bool:
+    """Say whether Accept-Encoding allows gzip (RFC 9110, 12.5.3); `*` alone does not ask for it."""
+    for item in ",".join(headers).lower().split(","):
+        coding, _, weight = item.partition(";")
+        if coding.strip() == "gzip":
+            name, _, value = weight.partition("=")
+            return name.strip() != "q" or value.strip().strip("0.") != ""
+    return False

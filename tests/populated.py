@@ -1,0 +1,155 @@
+"""A snapshot of a whole node, as the daemon fills it, for tests and benchmarks."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from gpuwatch import gpu_signals as signals
+from gpuwatch.alerts import AlertEngine
+from gpuwatch.rules import RULES
+from gpuwatch.signals import HOST, Column, Entity, Event, column_name
+from gpuwatch.snapshot import ChildState, Snapshot, SourceState
+from gpuwatch.source import EntityInfo
+from gpuwatch.totals import Totals
+from gpuwatch.window import TICK_NS, Rows, Tick, TimeHistogram, Window
+
+FIRST_TICK = 4000
+SOURCE = Entity("source", "nvml_state")
+VALUES = {
+    "gpu_up": 1.0,
+    'gpu_clock_hertz{clock="sm"}': 1.5e9,
+    'gpu_clock_hertz{clock="memory"}': 2.6e9,
+    'gpu_temperature_celsius{sensor="core"}': 61.0,
+    'gpu_temperature_celsius{sensor="memory"}': 70.0,
+    "gpu_power_watts": 512.25,
+    "gpu_utilization_ratio": 0.75,
+}
+
+
+def window(number, value, covered_ns=TICK_NS, increase=0.0):
+    """Return the window of tick `number` in which the column held `value`."""
+    shown = value if covered_ns else float("nan")
+    return Window(
+        start_ns=(number - 1) * TICK_NS,
+        end_ns=number * TICK_NS,
+        covered_ns=covered_ns,
+        samples=1,
+        missing=0,
+        minimum=shown,
+        maximum=shown,
+        integral=value * covered_ns,
+        last=shown,
+        increase=increase,
+    )
+
+
+def gpus(count):
+    """Return the entities of that many GPUs."""
+    return [Entity("gpu", str(index)) for index in range(count)]
+
+
+def infos(count):
+    """Return what is known of that many GPUs."""
+    return [
+        EntityInfo(
+            gpu,
+            {
+                "gpu": gpu.id,
+                "uuid": f"GPU-0000-{gpu.id}",
+                "name": "NVIDIA H200",
+                "pci_bus_id": f"0000:{int(gpu.id) + 16:02x}:00.0",
+                "nvml_index": gpu.id,
+                "minor": gpu.id,
+                "module_id": gpu.id,
+                "serial": "165",
+                "vbios": "96.00",
+                "driver": "580.1",
+                "numa": "0",
+            },
+        )
+        for gpu in gpus(count)
+    ]
+
+
+def columns(count):
+    """Return the columns that the state sampler's rings have."""
+    declared = [(signals.THROTTLE, ""), (signals.CLOCK, "sm"), *signals.SLOW_SIGNALS]
+    return [Column(gpu, *one) for gpu in gpus(count) for one in declared]
+
+
+def constants(count):
+    """Return the values that do not change."""
+    return [
+        (Column(gpu, signal, label), value)
+        for gpu in gpus(count)
+        for signal, label, value in (
+            (signals.CLOCK_LIMIT, "sm", 2e9),
+            (signals.CLOCK_LIMIT, "memory", 2.6e9),
+            (signals.POWER_LIMIT, "enforced", 700.0),
+        )
+    ]
+
+
+def tick(number, count, covered_ns=TICK_NS):
+    """Return tick `number` of a node whose GPUs are power capped."""
+    result = Tick((number - 1) * TICK_NS, number * TICK_NS)
+    for gpu in gpus(count):
+        windows = {name: window(number, value, covered_ns) for name, value in VALUES.items()}
+        for _, reason in signals.REASONS:
+            active = float(reason == "sw_power_cap")
+            name = column_name(signals.THROTTLE, reason)
+            windows[name] = window(number, active, covered_ns, increase=active)
+        result.windows[gpu] = windows
+        buckets = [0] * 12
+        buckets[7] = covered_ns
+        result.histograms[gpu] = {
+            "gpu_clock_share_hertz": TimeHistogram(tuple(buckets), 1.5e9 * covered_ns)
+        }
+    for column, value in constants(count):
+        result.constants.setdefault(column.entity, {})[column.name] = value
+    result.windows[SOURCE] = {"source_up": window(number, 1.0)}
+    late = np.full(250, 2e-5)
+    result.rows = [Rows("state", "nvml_state", late, late * 2, 1)]
+    result.events = [Event(number * TICK_NS, HOST, "clock_step")]
+    return result
+
+
+def snapshot(count=8):
+    """Return the snapshot after two ticks, with everything known."""
+    totals = Totals()
+    totals.attach(columns(count))
+    engine = AlertEngine(RULES, {}, None, "")
+    first, second = tick(FIRST_TICK, count), tick(FIRST_TICK + 1, count)
+    for one in (first, second):
+        totals.add(one)
+        engine.judge(one)
+    return Snapshot(
+        totals=totals,
+        ticks=(second, first),
+        columns=columns(count),
+        constants=constants(count),
+        entities=infos(count),
+        alerts=engine.alerts(),
+        transitions=engine.transitions,
+        sources={"nvml_state": SourceState(0.01, 0.001, 0.001, {"timeout": 2})},
+        children={"state": ChildState(1, False, 12.5), "daemon": ChildState(0, False, 3.25)},
+        signal_refresh={"gpu_power_watts": 0.1},
+        signal_sources={
+            column.signal.name: "nvml_state"
+            for column in [*columns(1), *(c for c, _ in constants(1))]
+        },
+        released={"gpus": False, "counters": False},
+        nvml_up=True,
+        gpus_visible=count,
+        gpus_pci=count,
+        gpus_expected=count,
+        recordings=1,
+    )
+
+
+def later(snapshot_, number, covered_ns=TICK_NS):
+    """Return the snapshot one tick on; `number` is the new tick's."""
+    count = len(snapshot_.entities)
+    new = tick(number, count, covered_ns)
+    snapshot_.totals.add(new)
+    return replace(snapshot_, ticks=(new, snapshot_.ticks[0]))
