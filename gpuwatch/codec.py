@@ -1,0 +1,324 @@
+"""The block codec of recordings and history: files that stay readable when they are cut short.
+
+A file is one line (`gpuwatch <what> <format>`), then blocks: kind (4 bytes), payload length, raw
+length and CRC-32 (u32 each, little endian), payload (zstandard). The CRC covers the kind, both
+lengths and the payload, so no part of a damaged block is ever believed: reading ends before it.
+
+Rows are packed by column: integers as differences, floats as XOR with the value before, then byte
+by byte (all first bytes, all second bytes, ...), so slow signals cost zstandard almost nothing.
+A row's time is packed as the time it was due: time less lateness lies on an even grid.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from gpuwatch import __version__
+from gpuwatch.clock import ClockTriple
+from gpuwatch.errors import RecordingError
+from gpuwatch.ring import RingSchema
+from gpuwatch.signals import Column, Entity, Signal
+from gpuwatch.source import EntityInfo
+from gpuwatch.window import row_dtype
+
+FORMAT = 1
+MAX_RAW_BYTES = 64 * 1024 * 1024
+ROWS_PER_BLOCK = 8192
+LEVEL = 3
+MAX_LATE_SECONDS = 1e6
+
+_HEADER = struct.Struct("<4sIII")
+_ROWS = struct.Struct("<IIqqq")  # ring, count, first row's number, period_ns, floor_ns
+
+RowArray = npt.NDArray[Any]
+
+
+Constants = Mapping[str, Sequence[tuple[Column, float]]]
+
+# What building a value from JSON of the wrong shape raises; RingSchema asserts its column order.
+SHAPE_ERRORS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a file of rows says of itself: times are monotonic, entities as in its rings.
+
+    `constants` are, per duty, the values that do not change. `clocks` turn times into wall time.
+    """
+
+    start_ns: int
+    end_ns: int
+    rings: tuple[RingSchema, ...]
+    entities: tuple[EntityInfo, ...] = ()
+    constants: Constants = field(default_factory=dict)
+    clocks: tuple[ClockTriple, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    host: Mapping[str, str] = field(default_factory=dict)
+    boot_id: str = ""
+    created_realtime_ns: int = 0
+    version: str = __version__
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "version": self.version,
+            "created_realtime_ns": self.created_realtime_ns,
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "boot_id": self.boot_id,
+            "host": dict(self.host),
+            "config": dict(self.config),
+            "clocks": [list(triple) for triple in self.clocks],
+            "rings": [schema.to_json() for schema in self.rings],
+            "entities": [info.to_json() for info in self.entities],
+            "constants": {
+                duty: [constant_to_json(column, value) for column, value in values]
+                for duty, values in self.constants.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Head":
+        """Rebuild it; one of SHAPE_ERRORS if `data` is no head."""
+        rings = tuple(RingSchema.from_json(schema) for schema in data["rings"])
+        if any(schema.period_ns <= 0 for schema in rings):
+            raise ValueError("period")
+        return cls(
+            start_ns=int(data["start_ns"]),
+            end_ns=int(data["end_ns"]),
+            rings=rings,
+            entities=tuple(EntityInfo.from_json(info) for info in data["entities"]),
+            constants={
+                str(duty): [constant_from_json(value) for value in values]
+                for duty, values in data["constants"].items()
+            },
+            clocks=tuple(ClockTriple(*map(int, triple)) for triple in data["clocks"]),
+            config=dict(data["config"]),
+            host={str(key): str(value) for key, value in data["host"].items()},
+            boot_id=str(data["boot_id"]),
+            created_realtime_ns=int(data["created_realtime_ns"]),
+            version=str(data["version"]),
+        )
+
+
+def constant_to_json(column: Column, value: float) -> list[Any]:
+    """Return a constant as manifests and recordings keep it."""
+    return [list(column.entity), column.signal.to_json(), column.label, value]
+
+
+def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
+    """Rebuild a constant; TypeError, KeyError or ValueError if `data` is not one."""
+    (kind, identifier), signal, label, value = data
+    entity = Entity(str(kind), str(identifier))
+    return Column(entity, Signal.from_json(signal), str(label)), float(value)
+
+
+class Block(NamedTuple):
+    """One whole block and the offset of the byte after it."""
+
+    kind: bytes
+    raw: bytes
+    end: int
+
+
+class RowsBlock(NamedTuple):
+    """Rows of one ring in order of time, laid out as `window.row_dtype` says.
+
+    `ring` counts the file's ring schemas. `period_ns` is the time between rows that was in force.
+    No row in this block or any later one is before `floor_ns`, whatever its ring.
+    """
+
+    ring: int
+    period_ns: int
+    floor_ns: int
+    rows: RowArray
+
+    @property
+    def rows_bytes(self) -> bytes:
+        """The rows as a ring holds them."""
+        return self.rows.tobytes()
+
+
+def first_line(what: str) -> bytes:
+    """Return what a file of blocks begins with; `what` is its sort, such as `recording`."""
+    return f"gpuwatch {what} {FORMAT}\n".encode()
+
+
+def encode_block(kind: bytes, raw: bytes) -> bytes:
+    """Return a whole block; `kind` is 4 bytes, `raw` at most MAX_RAW_BYTES."""
+    assert len(kind) == 4
+    assert len(raw) <= MAX_RAW_BYTES
+    payload = zstandard.ZstdCompressor(level=LEVEL).compress(raw)
+    header = _HEADER.pack(kind, len(payload), len(raw), 0)[:-4]
+    crc = zlib.crc32(payload, zlib.crc32(header))
+    return header + crc.to_bytes(4, "little") + payload
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`. Raises OSError, on a full disk after a part of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class BlockReader:
+    """Reads a file of blocks, also one that is still being written.
+
+    Raises RecordingError if the file cannot be opened or is not of this sort and format.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        line = first_line(what)
+        try:
+            self._file = path.open("rb")
+            found = self._file.readline(2 * len(line))
+        except OSError as error:
+            raise RecordingError(
+                f"{path}: {error.strerror}: give the path of a gpuwatch {what}"
+            ) from error
+        self.start = len(found)
+        if found != line:
+            self.close()
+            name, _, number = line.rstrip().rpartition(b" ")
+            other = found[len(name) :].strip()
+            if found.startswith(name + b" ") and other.isdigit() and int(other) > int(number):
+                raise RecordingError(
+                    f"{path}: written by a newer gpuwatch (format {int(other)}, this one reads "
+                    f"{FORMAT}): upgrade gpuwatch"
+                )
+            raise RecordingError(f"{path}: not a gpuwatch {what}: give the path of one")
+
+    def blocks(self, offset: int) -> Iterator[Block]:
+        """Yield whole blocks from `offset` (`start`, or a block's `end`) to the first damage.
+
+        Raises RecordingError when the file system fails.
+        """
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+            while block := self._read(offset, size):
+                yield block
+                offset = block.end
+        except OSError as error:
+            raise RecordingError(
+                f"{self.path}: {error.strerror}: copy the file and retry"
+            ) from error
+
+    def _read(self, offset: int, size: int) -> Block | None:
+        self._file.seek(offset)
+        header = self._file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return None
+        kind, length, raw_length, crc = _HEADER.unpack(header)
+        end = offset + _HEADER.size + length
+        # Lengths are believed only once the CRC has been seen: ask for no absurd memory before.
+        if end > size or raw_length > MAX_RAW_BYTES or length > 2 * MAX_RAW_BYTES:
+            return None
+        payload = self._file.read(length)
+        if zlib.crc32(payload, zlib.crc32(header[:-4])) != crc:
+            return None
+        try:
+            if zstandard.frame_content_size(payload) != raw_length:
+                return None
+            raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_length)
+        except zstandard.ZstdError:
+            return None
+        return Block(kind, raw, end)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def encode_json(value: Any) -> bytes:
+    """Return a JSON block's raw bytes."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode_json(raw: bytes, path: Path) -> Any:
+    """Return a JSON block's value. Raises RecordingError."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "a block is not JSON") from error
+
+
+def damaged(path: Path, what: str) -> RecordingError:
+    """Return the error for a block that is whole but makes no sense."""
+    return RecordingError(f"{path}: damaged or not written by gpuwatch: {what}: use another file")
+
+
+def rows_per_block(schema: RingSchema) -> int:
+    """Return how many rows of a ring go into one block at most."""
+    return max(1, min(ROWS_PER_BLOCK, MAX_RAW_BYTES // 4 // row_dtype(schema).itemsize))
+
+
+def encode_rows(block: RowsBlock) -> bytes:
+    """Return a rows block's raw bytes; the rows' numbers must be consecutive."""
+    rows = block.rows
+    first = int(rows["sequence"][0]) if len(rows) else 0
+    head = _ROWS.pack(block.ring, len(rows), first, block.period_ns, block.floor_ns)
+    due = rows["time_ns"] - _late_ns(rows["late"])
+    whole = np.diff(np.vstack([due, rows["integers"].T]), axis=1, prepend=0)
+    small = np.vstack([rows["late"], rows["read"], rows["gauges"].T]).view(np.uint32)
+    small[:, 1:] ^= small[:, :-1].copy()
+    return head + _shuffle(whole) + _shuffle(small)
+
+
+def decode_rows(raw: bytes, schemas: tuple[RingSchema, ...], path: Path) -> RowsBlock:
+    """Return the rows as they were. Raises RecordingError if they fit no ring."""
+    try:
+        ring, count, first, period_ns, floor_ns = _ROWS.unpack_from(raw)
+        schema = schemas[ring]
+        whole_lines, small_lines = 1 + schema.integers, 2 + schema.gauges
+        split = _ROWS.size + whole_lines * 8 * count
+        if len(raw) != split + small_lines * 4 * count or period_ns <= 0:
+            raise ValueError("sizes")
+    except (struct.error, IndexError, ValueError) as error:
+        raise damaged(path, "rows fit no ring") from error
+    whole = _restore(raw[_ROWS.size : split], whole_lines, np.dtype(np.int64)).cumsum(axis=1)
+    small = _restore(raw[split:], small_lines, np.dtype(np.uint32))
+    floats = np.bitwise_xor.accumulate(small, axis=1).view(np.float32)
+    rows = np.zeros(count, row_dtype(schema))
+    rows["late"], rows["read"], rows["gauges"] = floats[0], floats[1], floats[2:].T
+    rows["time_ns"] = whole[0] + _late_ns(rows["late"])
+    rows["integers"] = whole[1:].T
+    rows["sequence"] = np.arange(count, dtype=np.int64) + np.int64(first)
+    return RowsBlock(ring, period_ns, floor_ns, rows)
+
+
+def _late_ns(late: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return lateness in whole nanoseconds; any fixed value where there is no sensible one."""
+    with np.errstate(invalid="ignore"):
+        seconds = np.nan_to_num(late.astype(np.float64))
+    limited = np.clip(seconds, -MAX_LATE_SECONDS, MAX_LATE_SECONDS)
+    return (limited * 1e9).astype(np.int64)
+
+
+def _shuffle(lines: npt.NDArray[Any]) -> bytes:
+    """Return, line by line, all first bytes, then all second bytes, and so on."""
+    parts = np.ascontiguousarray(lines).view(np.uint8).reshape(*lines.shape, lines.itemsize)
+    return parts.transpose(0, 2, 1).tobytes()
+
+
+def _restore(data: bytes, lines: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    count = len(data) // (lines * dtype.itemsize)
+    parts = np.frombuffer(data, np.uint8).reshape(lines, dtype.itemsize, count)
+    return np.ascontiguousarray(parts.transpose(0, 2, 1)).view(dtype).reshape(lines, count)
