@@ -43,7 +43,6 @@ from gpuwatch.signals import Entity, Event
 from gpuwatch.source import EntityInfo
 from gpuwatch.window import row_dtype
 
-SUFFIX = ".gwr"
 SORT = "recording"
 HEAD, ROWS, EVENTS, ALERTS, END = b"HEAD", b"ROWS", b"EVNT", b"ALRT", b"END\0"
 SLICE_NS = SECOND_NS
