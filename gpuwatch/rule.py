@@ -1,0 +1,183 @@
+"""What a rule is: a name, a meaning and a judge; and the view of the ticks that a judge gets.
+
+Judges are pure and see data time only. To add a rule: write it into a tuple in `rules/`. Needs no
+numpy: the config takes its defaults from the rules.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.signals import Entity
+
+if TYPE_CHECKING:
+    from gpuwatch.window import Tick, Window
+
+Severity = Literal["critical", "warning", "info"]
+
+BUSY_RATIO = 0.2  # above this share of SM activity or utilization a GPU is busy
+BUSY_REACH_NS = 3600 * SECOND_NS  # busy time older than this is no longer judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What is judged, of which kind of entity, and what it means.
+
+    `judge` returns the value that is compared with `limit`: breached at `limit` and above, or
+    with `at_most` at `limit` and below; None is unknown. `show` returns the value to publish
+    where that is another one. `window_seconds` is what the view's sums run over, 0 if the tick
+    alone is judged. `detect` says whether the tick shows the thing at all: an event, no alert.
+    `record` asks for a recording when it is detected or fires. Once firing, an alert stays so for
+    `hold_seconds`; a sticky one until it was acknowledged or the machine booted, too.
+    `help` is the meaning and `next_step` the operator's next step, a sentence each.
+    """
+
+    name: str
+    severity: Severity
+    per: str  # kind of entity: gpu, source, host
+    help: str
+    next_step: str
+    judge: "Callable[[View], float | None]"
+    limit: float
+    at_most: bool = False
+    window_seconds: float = 0.0
+    for_seconds: float = 0.0
+    hold_seconds: float = 120.0
+    sticky: bool = False
+    show: "Callable[[View], float | None] | None" = None
+    detect: "Callable[[View], bool] | None" = None
+    record: bool = False
+
+    def breached(self, value: float) -> bool:
+        """Say whether a judged value is beyond the limit."""
+        return value <= self.limit if self.at_most else value >= self.limit
+
+
+class _Sum:
+    """A sum over the latest `span_ns` of counted time within `reach_ns` of data time.
+
+    All integers: what is added is taken away exactly, so the sum cannot drift.
+    """
+
+    __slots__ = ("_reach_ns", "_rows", "_span_ns", "counted_ns", "value")
+
+    def __init__(self, span_ns: int, reach_ns: int) -> None:
+        self.counted_ns = 0
+        self.value = 0
+        self._span_ns = span_ns
+        self._reach_ns = reach_ns
+        self._rows: deque[tuple[int, int, int]] = deque()
+
+    def push(self, end_ns: int, counted_ns: int, value: int) -> None:
+        rows = self._rows
+        while rows and rows[-1][0] >= end_ns:  # data time went back: a recording began again
+            self._take(rows.pop())
+        if counted_ns:
+            rows.append((end_ns, counted_ns, value))
+            self.counted_ns += counted_ns
+            self.value += value
+        oldest = end_ns - self._reach_ns
+        while rows and (rows[0][0] <= oldest or self.counted_ns - rows[0][1] >= self._span_ns):
+            self._take(rows.popleft())
+
+    def _take(self, row: tuple[int, int, int]) -> None:
+        self.counted_ns -= row[1]
+        self.value -= row[2]
+
+
+class View:
+    """What a judge sees: one entity at one tick, and sums over the rule's window.
+
+    `share`, `busy_share` and `mean` take the tick in when called: a judge calls the same ones,
+    once each, at every tick. They are None while the entity does not have the column.
+    """
+
+    tick: "Tick"
+
+    def __init__(self, rule: Rule, entity: Entity) -> None:
+        self.entity = entity
+        self.judged_ns = 0  # data time with an answer, as the engine counts it
+        self._window_ns = round(rule.window_seconds * SECOND_NS)
+        self._sums: dict[tuple[str, str], _Sum] = {}
+
+    def look(self, tick: "Tick") -> None:
+        """Turn to the next tick; a window is never shorter than one."""
+        self.tick = tick
+        self._window_ns = max(self._window_ns, tick.end_ns - tick.start_ns)
+
+    def window(self, name: str) -> "Window | None":
+        """Return the entity's column in this tick, None if it has no such column now."""
+        return self.tick.window(self.entity, name)
+
+    def constant(self, name: str) -> float | None:
+        """Return a value that does not change while its source is open, None if unknown."""
+        return self.tick.constant(self.entity, name)
+
+    def active(self, name: str) -> bool:
+        """Say whether a 0/1 column was 1 for any time of the tick."""
+        window = self.window(name)
+        return window is not None and window.integral > 0
+
+    def highest(self, name: str) -> float | None:
+        """Return the column's highest value in the tick, None if unknown."""
+        window = self.window(name)
+        return None if window is None or not window.covered_ns else window.maximum
+
+    @property
+    def busy(self) -> bool:
+        """Whether the SMs were active, or else the GPU in use, more than a fifth of the tick."""
+        for name in ("gpu_sm_active_ratio", "gpu_utilization_ratio"):
+            window = self.window(name)
+            if window is not None and window.covered_ns:
+                return window.mean > BUSY_RATIO
+        return False
+
+    def share(self, name: str) -> float | None:
+        """Return the active time of a 0/1 column over the whole window.
+
+        Uncovered time is not active.
+        """
+        window = self.window(name)
+        total = self._sum("share", name, self._window_ns)
+        active_ns = round(window.integral) if window else 0
+        total.push(self.tick.end_ns, active_ns, active_ns)
+        return total.value / self._window_ns if window else None
+
+    def busy_share(self, name: str) -> float | None:
+        """Return the active time of a 0/1 column over the latest busy time within an hour.
+
+        It is a share of the whole window even while less busy time has been seen.
+        """
+        window = self.window(name)
+        total = self._sum("busy_share", name, BUSY_REACH_NS)
+        busy_ns = self.tick.end_ns - self.tick.start_ns if window and self.busy else 0
+        total.push(self.tick.end_ns, busy_ns, round(window.integral) if window else 0)
+        return total.value / self._window_ns if window else None
+
+    def mean(self, name: str) -> float | None:
+        """Return the time-weighted mean over the window's covered time, None if there is none."""
+        window = self.window(name)
+        total = self._sum("mean", name, self._window_ns)
+        if window:
+            total.push(self.tick.end_ns, window.covered_ns, round(window.integral))
+        else:
+            total.push(self.tick.end_ns, 0, 0)
+        return total.value / total.counted_ns if window and total.counted_ns else None
+
+    def _sum(self, method: str, name: str, reach_ns: int) -> _Sum:
+        total = self._sums.get((method, name))
+        if total is None:
+            total = self._sums[method, name] = _Sum(self._window_ns, reach_ns)
+        return total
+
+    @property
+    def settled(self) -> bool:
+        """Whether a whole window (of busy time, or the hour it may lie in) has been judged."""
+        busy = all(
+            total.counted_ns >= self._window_ns
+            for (method, _), total in self._sums.items()
+            if method == "busy_share"
+        )
+        return self.judged_ns >= (self._window_ns if busy else BUSY_REACH_NS)
