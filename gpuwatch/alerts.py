@@ -93,7 +93,7 @@ class _Watch:
         return before is None or not 0 <= tick.end_ns - before <= QUIET_NS
 
     def judge(self, tick: "Tick") -> str:
-        """Judge the tick; return the state it came to, `resolved` after firing, or "" if it stays."""
+        """Judge the tick; return the state it came to, or "" if it stays."""
         value = self.rule.judge(self.view)
         shown = self.rule.show(self.view) if self.rule.show else value
         self.known = value is not None and not math.isnan(value)
