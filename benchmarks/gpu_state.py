@@ -76,7 +76,9 @@ class Host:
             with contextlib.suppress(OSError):
                 if any(key.startswith("gpuwatch_gpu_clock_hertz{") for key in scrape()):
                     break
-            if time.monotonic() - start > 90 or self.process.poll() is not None:
+            if time.monotonic() - start > 30 or self.process.poll() is not None:
+                self.process.terminate()
+                self.process.wait(30)
                 raise SystemExit((output / "daemon.log").read_text())
             time.sleep(0.02)
         print(f"first scrape with clocks after {time.monotonic() - start:.2f} s")

@@ -6,6 +6,4 @@ rules judge windows; everything else shows windows and alerts.
 Reading order: signals, source, ring, sampler, window, alerts, daemon; then supervisor.
 """
 
-from importlib.metadata import version
-
-__version__ = version("gpuwatch")
+__version__ = "0.1.0"

@@ -17,12 +17,11 @@ from gpuwatch import toml
 from gpuwatch.address import DEFAULT_PORT, normalise
 from gpuwatch.errors import ConfigError
 from gpuwatch.logs import Format, Level
-from gpuwatch.paths import runtime_directory, state_directory
+from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
 from gpuwatch.rules import RULES
 from gpuwatch.sources import SOURCES
 from gpuwatch.sources.simulated import SCENARIOS
 
-BUNDLED = Path(__file__).with_name("data") / "h200.gwr"
 KINDS = "nvml, simulated, simulated:SCENARIO, replay:FILE or replay:bundled"
 # sun_path of unix(7), less the longest socket name, less the closing NUL.
 RUNTIME_BYTES = 108 - len("/counters.999999.sock") - 1
@@ -196,7 +195,7 @@ def parse_source(text: str) -> dict[str, str]:
             raise ValueError(f"unknown scenario {rest!r}: {', '.join(SCENARIOS)}")
         return {"kind": kind, "scenario": rest, "file": ""}
     if kind == "replay" and rest:
-        file = BUNDLED if rest == "bundled" else Path(_path(rest)).absolute()
+        file = BUNDLED_RECORDING if rest == "bundled" else Path(_path(rest)).absolute()
         try:
             if not file.is_file():
                 raise ValueError(f"{file}: no such recording")

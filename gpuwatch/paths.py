@@ -9,6 +9,7 @@ from pathlib import Path
 SYSTEM_RUNTIME = Path("/run/gpuwatch")
 SYSTEM_STATE = Path("/var/lib/gpuwatch")
 CONTROL = "control.sock"
+BUNDLED_RECORDING = Path(__file__).with_name("data") / "h200.gwr"
 
 
 def runtime_directory(kind: str = "nvml") -> Path:

@@ -5,7 +5,6 @@ windows. Between two rounds lies one tick in which nothing is known (the seam): 
 cells opens it, so no value is held across. Counters go on.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -68,20 +67,6 @@ class Playback:
         self.start_ns = -(-reader.head.start_ns // TICK_NS) * TICK_NS
         self._counters = [_Counters(schema) for schema in self.tracks]
         self._periods = [schema.period_ns for schema in self.tracks]
-
-    def grid_ns(self) -> int:
-        """Return the step by which the recording may move in time with no window changing.
-
-        Refresh slots are counted on a fixed grid of time, as ticks are. Where the slots have no
-        common multiple worth waiting for, the answer is a tick.
-        """
-        widths = {schema.period_ns for schema in self.tracks} | {
-            int(column.signal.refresh_seconds * SECOND_NS)
-            for schema in self.tracks
-            for column in schema.columns
-        }
-        grid = math.lcm(TICK_NS, *(widths - {0}))
-        return grid if grid <= MAX_GRID_NS else TICK_NS
 
     def steps(self, shift_ns: int, loop: bool) -> Iterator[Step]:
         """Yield the recording moved by `shift_ns`; for ever, with seams, if told to loop.

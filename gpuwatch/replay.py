@@ -26,16 +26,10 @@ from gpuwatch.playback import Playback, Step, reach_ns
 from gpuwatch.recording import RecordingReader
 from gpuwatch.ring import RingWriter
 from gpuwatch.signals import Entity, Event
-from gpuwatch.window import RingWindows, Tick, Window, put
+from gpuwatch.window import TICK_NS, RingWindows, Tick, Window, put
 
-BUNDLED = "bundled"
 BATCH_SECONDS = 0.005
 EVENTS_KEPT = 1000
-
-
-def bundled() -> Path:
-    """Return the path of the recording that comes with gpuwatch: `replay:bundled`."""
-    return Path(__file__).with_name("data") / "h200.gwr"
 
 
 def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Iterator[Tick]:
@@ -118,8 +112,7 @@ class Live:
                 server.close()
 
     def _loop(self, servers: list[Server]) -> int:
-        grid = self.playback.grid_ns()
-        shift = (monotonic_ns() - self.playback.start_ns) // grid * grid
+        shift = (monotonic_ns() - self.playback.start_ns) // TICK_NS * TICK_NS
         announced = False
         for step in self.playback.steps(shift, loop=True):
             rows, events = self._due(step), deque(step.events)
@@ -233,7 +226,7 @@ def main() -> int:
     child = Child()
     file = child.config["source"]["file"]
     try:
-        reader = RecordingReader(bundled() if file == BUNDLED else Path(file))
+        reader = RecordingReader(Path(file))
         return Live(child, reader).run()
     except RecordingError as fault:
         return child.unavailable(str(fault))

@@ -42,6 +42,16 @@ def _brief(daemon: "Daemon") -> Message:
     return {key: daemon.status()[key] for key in keys if key in daemon.status()}
 
 
+def _sampled_events(daemon: "Daemon", since_ns: int) -> list[dict[str, Any]]:
+    """Return what happened, without what the rules said of it: a replay judges again."""
+    rules = {rule for rule, _ in daemon.engine.transitions}
+    return [
+        event.to_json()
+        for event in daemon.events
+        if event.time_ns >= since_ns and event.name.rpartition("_")[0] not in rules
+    ]
+
+
 def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: float) -> None:
     duty = next((d for d, m in daemon.feed.manifests.items() if source in m.sources), None)
     if duty is None:
@@ -83,7 +93,7 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
             ]
             for m in manifests
         },
-        "events": [event.to_json() for event in daemon.events if event.time_ns >= since],
+        "events": _sampled_events(daemon, since),
         "alerts": [alert_json(alert) for alert in daemon.engine.alerts()],
         "config": daemon.config,
     }

@@ -5,26 +5,23 @@ runtime directory, binds the sockets, starts the daemon and, once that listens, 
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from gpuwatch import logs, systemd
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.duty import Duty
-from gpuwatch.errors import INTERNAL, ConfigError
+from gpuwatch.errors import INTERNAL, GpuwatchError
 from gpuwatch.job import Job
 from gpuwatch.process import Process
-from gpuwatch.ring import ring_directory
+from gpuwatch.startup import prepared, validate
 
 log = logging.getLogger("gpuwatch.supervisor")
 
@@ -56,104 +53,6 @@ def run(request: Mapping[str, Any]) -> int:
     logs.configure(config["log"])
     with prepared(config) as (sockets, rings):
         return Supervisor(request, config, sockets, rings).run()
-
-
-def validate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as a short child validates them, so that pydantic stays out of here.
-
-    Raises ConfigError with one line for each fault.
-    """
-    child = subprocess.run(
-        [sys.executable, "-m", "gpuwatch.config"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if child.returncode:
-        raise ConfigError(child.stderr.strip())
-    config: dict[str, Any] = json.loads(child.stdout)
-    return config
-
-
-@contextlib.contextmanager
-def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], Path]]:
-    """Make the directories, take the lock, bind the ports; let go of all of it in the end."""
-    runtime = Path(config["paths"]["runtime"])
-    state = Path(config["paths"]["state"])
-    make_directory(runtime, 0o755, "paths.runtime")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(runtime))
-        rings = ring_directory(runtime)
-        for path in (*runtime.glob("*.json"), *runtime.glob("*.sock"), *rings.glob("*.ring")):
-            path.unlink()
-        if rings != runtime:
-            log.warning("%s is on a disk: rings are kept in %s", runtime, rings)
-        try:
-            make_directory(state, 0o750, "paths.state")
-        except ConfigError as fault:
-            log.warning("%s: state is kept in memory only", fault)
-        sockets = [
-            stack.enter_context(listen(address)) for address in config["web"]["listen_addresses"]
-        ]
-        yield sockets, rings
-
-
-def make_directory(path: Path, mode: int, key: str) -> None:
-    """Make a directory that is missing; raises ConfigError if it cannot be made or written."""
-    try:
-        if not path.is_dir():
-            path.mkdir(mode, parents=True)
-            path.chmod(mode)
-        # A real attempt: root is not held back by modes, but by a read-only file system.
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"{key} {path}: {error.strerror}: make it writable or choose another"
-        ) from error
-
-
-@contextlib.contextmanager
-def locked(runtime: Path) -> Iterator[TextIO]:
-    """Hold the runtime directory's lock; raises ConfigError if another daemon has it."""
-    with (runtime / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise ConfigError(
-                f"paths.runtime {runtime}: gpuwatch is running there (process"
-                f" {file.read().strip() or 'unknown'}): stop it or choose another directory"
-            ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield file
-
-
-def listen(address: str) -> socket.socket:
-    """Return a listening socket on HOST:PORT or [HOST]:PORT; raises ConfigError."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    listener = None
-    try:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        if family is socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host.strip("[]"), int(port)))
-        listener.listen(128)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"web.listen_addresses {address}: {reason}: choose another with --web.listen-address"
-        ) from error
-    return listener
 
 
 class Supervisor:
@@ -371,8 +270,10 @@ class Supervisor:
             config = validate(self.request)
             for section in FIXED_SECTIONS:
                 if config[section] != self.config[section]:
-                    raise ConfigError(f"[{section}] cannot change while running: restart gpuwatch")
-        except ConfigError as fault:
+                    raise GpuwatchError(
+                        f"[{section}] cannot change while running: restart gpuwatch"
+                    )
+        except GpuwatchError as fault:
             for line in str(fault).splitlines():
                 log.error("config not reloaded: %s", line)
             systemd.ready()

@@ -167,6 +167,7 @@ class RingWindows:
         self._refresh_ns = np.array(
             [int(column.signal.refresh_seconds * SECOND_NS) for column in schema.columns], np.int64
         )
+        self._epoch_ns: int | None = None  # slots are counted from the first row
         self._open_slot = np.zeros(len(schema.columns), np.bool_)
         self._estimator = RefreshEstimator(schema.gauges)
         self._ticks = 0
@@ -255,12 +256,16 @@ class RingWindows:
         A row belongs to the slot of the time it was due, so lateness does not lose a slot.
         """
         due = rows["time_ns"] - (rows["late"].astype(np.float64) * 1e9).astype(np.int64)
+        if self._epoch_ns is None:
+            self._epoch_ns = int(due[0]) if len(due) else tick.start_ns
+        due = due - self._epoch_ns
         samples = np.zeros(known.shape[1], np.int64)
         missing = np.zeros(known.shape[1], np.int64)
         widths = np.maximum(self._refresh_ns, self.period_ns)
         for width in np.unique(widths):
             columns = np.flatnonzero(widths == width)
-            first, end = tick.start_ns // width, tick.end_ns // width
+            first = (tick.start_ns - self._epoch_ns) // width
+            end = (tick.end_ns - self._epoch_ns) // width
             slots = np.arange(first, end + 1)
             edges = np.searchsorted(due // width, slots)
             sums = np.vstack([np.zeros(len(columns), np.int64), known[:, columns].cumsum(axis=0)])

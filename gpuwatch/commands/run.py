@@ -16,9 +16,9 @@ class Run:
 
     def run(self, arguments: Namespace) -> int:
         """Return 0 after SIGTERM or SIGINT."""
-        from gpuwatch import supervisor
+        from gpuwatch.supervisor import run
 
-        return supervisor.run(config_request(arguments))
+        return run(config_request(arguments))
 
 
 class _Switch(Action):

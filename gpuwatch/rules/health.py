@@ -1,6 +1,12 @@
 """Rules about gpuwatch itself."""
 
-from gpuwatch.rule import Rule
+from gpuwatch.rule import Rule, View
+
+
+def _source_up(view: View) -> float | None:
+    # A source that was switched off has no such column, and fails nobody.
+    return view.highest("source_up") if view.window("source_up") else 1.0
+
 
 RULES = (
     Rule(
@@ -9,7 +15,7 @@ RULES = (
         per="source",
         help="A source has given no data for 15 minutes.",
         next_step="Look at the source's reason in the status and at the log of its sampler.",
-        judge=lambda view: view.highest("source_up"),
+        judge=_source_up,
         limit=0.0,
         at_most=True,
         for_seconds=900,

@@ -118,10 +118,9 @@ class NvmlState:
         """
         self._words = context.pulse.words
         try:
-            # Without NO_ATTACH one GPU that has fallen off the bus makes this call fail for all.
-            pynvml.nvmlInitWithFlags(
-                pynvml.NVML_INIT_FLAG_NO_GPUS | pynvml.NVML_INIT_FLAG_NO_ATTACH
-            )
+            # This touches no GPU; each is attached when its handle is asked for, so a sick one
+            # spoils nothing for the others. With NO_ATTACH no handle is ever found (H200, 580).
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
             bus_ids = pci_gpus(context.sysfs) or _enumerate()
         except pynvml.NVMLError as error:
             raise SourceUnavailable(_advice(error.value)) from error

@@ -19,11 +19,12 @@ from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
 
 SCENARIOS = ("healthy", "power-capped", "thermal", "gpu-lost", "gpu-hang")
 
-SICK = 2  # the GPU that a scenario's fault strikes
+SICK = 2  # the GPU that a scenario's fault strikes; the last of a smaller node
 STEP_SECONDS = 1.3
 COMPUTE_SHARE = 0.8  # of a step; the rest is communication
 CLOCK_MAX, CLOCK_MEMORY_MAX, POWER_MAX = 1.98e9, 3.201e9, 700.0
-IDLE, POWER_CAP, HW_SLOWDOWN, HW_THERMAL = 0x1, 0x4, 0x8, 0x40
+CLOCK_HOT = 1.2e9
+POWER_CAP, HW_SLOWDOWN, HW_THERMAL = 0x4, 0x8, 0x40
 
 
 class SimulatedState:
@@ -48,6 +49,7 @@ class SimulatedState:
         )
         lasts = int(simulated["fault_seconds"] * SECOND_NS)
         self._end_ns = self._start_ns + lasts if lasts else 2**63
+        self._sick = min(SICK, simulated["gpus"] - 1)
         self._random = random.Random(simulated["seed"])  # noqa: S311 - not for secrets
         addresses = [f"0000:{0x1B + 8 * index:02x}:00.0" for index in range(simulated["gpus"])]
         chosen = [
@@ -118,9 +120,9 @@ class SimulatedState:
             },
         )
 
-    def _faulty(self, gpu: int, now_ns: int, *scenarios: str) -> bool:
-        struck = gpu == SICK and self._start_ns <= now_ns < self._end_ns
-        return struck and self._scenario in scenarios
+    def _struck(self, now_ns: int) -> str:
+        """Return the scenario whose fault is on now, "" for none."""
+        return self._scenario if self._start_ns <= now_ns < self._end_ns else ""
 
     def _phase(self, gpu: int, now_ns: int) -> float:
         """Return where in its step a GPU is, 0 to 1; GPUs of a job run nearly together."""
@@ -146,29 +148,28 @@ class SimulatedState:
 
         def read() -> Sequence[float]:
             now = monotonic_ns()
+            fault = self._struck(now)
             for place, gpu in enumerate(numbers):
                 if excluded[place]:
                     continue
-                if self._faulty(gpu, now, "gpu-hang"):
+                struck = fault if gpu == self._sick else ""
+                if struck == "gpu-hang":
                     self._hang(place)
-                if self._faulty(gpu, now, "gpu-lost"):
+                if struck == "gpu-lost":
                     row[place], row[count + place] = UNKNOWN_INTEGER, UNKNOWN_GAUGE
+                elif struck == "thermal":
+                    row[place], row[count + place] = HW_SLOWDOWN | HW_THERMAL, CLOCK_HOT
+                elif self._capped and self._phase(gpu, now) <= COMPUTE_SHARE:
+                    row[place], row[count + place] = POWER_CAP, self._capped_clock(gpu, now)
                 else:
-                    row[place], row[count + place] = self._clock(gpu, now)
+                    row[place], row[count + place] = 0, CLOCK_MAX
             return row
 
         return read
 
-    def _clock(self, gpu: int, now_ns: int) -> tuple[int, float]:
-        """Return clock event reasons and SM clock of a healthy, capped or hot GPU."""
-        if self._faulty(gpu, now_ns, "thermal"):
-            return HW_SLOWDOWN | HW_THERMAL, 1.2e9
-        phase = self._phase(gpu, now_ns)
-        if not self._capped or phase > COMPUTE_SHARE:
-            return 0, CLOCK_MAX
-        # The driver moves the clock in steps of 15 MHz about every 50 ms.
-        wave = int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu))
-        return POWER_CAP, 1.68e9 + 15e6 * wave
+    def _capped_clock(self, gpu: int, now_ns: int) -> float:
+        """Return a clock that moves in steps of 15 MHz about every 50 ms, as the driver's does."""
+        return 1.68e9 + 15e6 * int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu))
 
     def _slow_reader(self, place: int, gpu: int, excluded: bool) -> Callable[[], Sequence[float]]:
         lost = [0.0] + [UNKNOWN_GAUGE] * (len(SLOW_SIGNALS) - 1)
@@ -179,16 +180,17 @@ class SimulatedState:
             now = monotonic_ns()
             if excluded:
                 return lost
-            if self._faulty(gpu, now, "gpu-hang"):
+            struck = self._struck(now) if gpu == self._sick else ""
+            if struck == "gpu-hang":
                 self._hang(place)
-            if self._faulty(gpu, now, "gpu-lost"):
+            if struck == "gpu-lost":
                 return lost
             if now // (100 * MILLISECOND_NS) != slot:  # the driver renews these every 100 ms
                 slot = now // (100 * MILLISECOND_NS)
                 noise = self._random.uniform(-1.0, 1.0)
             busy = self._phase(gpu, slot * 100 * MILLISECOND_NS) <= COMPUTE_SHARE
             power = (690.0 if self._capped else 560.0) if busy else 380.0
-            hot = 30.0 if self._faulty(gpu, now, "thermal") else 0.0
+            hot = 30.0 if struck == "thermal" else 0.0
             return (
                 1.0,
                 58.0 + gpu * 0.5 + hot + round(noise),
