@@ -791,3 +791,22 @@ def test_what_is_written_is_read(loader: Loader, steps: list[dict[str, Any]]) ->
     """Every script that the writer accepts is one that the library accepts."""
     Script(2, steps).write(loader.script)
     assert loader.load() == 0
+
+
+def test_no_attach_finds_no_gpu(library: Path, script: Path) -> None:
+    """After an init with NO_ATTACH there are no GPUs, as on real drivers; with NO_GPUS all are."""
+    Script(devices=2).write(script)
+    program = """
+for flags in (2, 3, 1, 0):
+    n.nvmlInitWithFlags(flags)
+    address = "00000000:1B:00.0"
+    found = code(n.nvmlDeviceGetHandleByPciBusId, address)
+    say(flags, n.nvmlDeviceGetCount(), found if isinstance(found, str) else "handle")
+    n.nvmlShutdown()
+"""
+    assert run(library, script, program) == [
+        [2, 0, "NotFound"],
+        [3, 0, "NotFound"],
+        [1, 2, "handle"],
+        [0, 2, "handle"],
+    ]

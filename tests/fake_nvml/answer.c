@@ -22,6 +22,7 @@ static struct stat seen;       /* the script file last read */
 static bool bad_script = true; /* that reading failed */
 static int64_t next_check_ns;
 static int n_inits;
+static bool attach_gpus;       /* as the first init asked for */
 static _Atomic bool opened[MAX_DEVICES];
 
 int64_t clock_ns(clockid_t clock)
@@ -144,18 +145,28 @@ struct table *current(void)
 }
 
 /* nvmlInit and nvmlShutdown are counted, as the real ones are. */
-int open_library(void)
+int open_library(bool attach)
 {
     const struct step *step;
     int ret = answer(FN_nvmlInit, 0, &step);
     if (ret != SUCCESS)
         return ret;
     pthread_mutex_lock(&lock);
-    if (n_inits++ == 0)
+    if (n_inits++ == 0) {
+        attach_gpus = attach;
         for (int i = 0; i < MAX_DEVICES; i++)
             opened[i] = false;
+    }
     pthread_mutex_unlock(&lock);
     return SUCCESS;
+}
+
+bool attaching(void)
+{
+    pthread_mutex_lock(&lock);
+    bool attach = attach_gpus;
+    pthread_mutex_unlock(&lock);
+    return attach;
 }
 
 int close_library(void)

@@ -9,6 +9,8 @@
 
 enum { MAX_DEVICES = 64, MAX_FIELDS = 512, CRASH = -1 };
 
+enum { INIT_FLAG_NO_GPUS = 1, INIT_FLAG_NO_ATTACH = 2 };
+
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
@@ -86,8 +88,12 @@ int answer(int function, int device, const struct step **step);
 /* The same for a call on a device, which may be the first after init. */
 int answer_device(int function, int device, const struct step **step);
 
-int open_library(void);
+int open_library(bool attach);
 int close_library(void);
+
+/* Whether GPUs can be found: with NO_ATTACH the real library (580, H200) counts
+ * none and finds no handle. NO_GPUS alone changes nothing that can be seen. */
+bool attaching(void);
 
 /* The script as it is now, read again if it changed; NULL: not initialised. */
 struct table *ready(void);

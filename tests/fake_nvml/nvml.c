@@ -159,13 +159,12 @@ static int get_process_text(int function, char *out, unsigned length)
 
 API int nvmlInit_v2(void)
 {
-    return open_library();
+    return open_library(true);
 }
 
 API int nvmlInitWithFlags(unsigned flags)
 {
-    (void)flags;
-    return open_library();
+    return open_library(!(flags & INIT_FLAG_NO_ATTACH));
 }
 
 API int nvmlShutdown(void)
@@ -203,7 +202,10 @@ static int get_process_uint(int function, unsigned *out)
 
 API int nvmlDeviceGetCount_v2(unsigned *out)
 {
-    return get_process_uint(FN_nvmlDeviceGetCount, out);
+    int ret = get_process_uint(FN_nvmlDeviceGetCount, out);
+    if (ret == SUCCESS && !attaching())
+        *out = 0;
+    return ret;
 }
 
 API int nvmlSystemGetCudaDriverVersion(int *out)
@@ -230,7 +232,7 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
     struct table *now = ready();
     if (!now)
         return UNINITIALIZED;
-    if (!out || index >= (unsigned)now->n_devices)
+    if (!out || index >= (unsigned)now->n_devices || !attaching())
         return INVALID_ARGUMENT;
     return open_handle(FN_nvmlDeviceGetHandleByIndex, (int)index, out);
 }
@@ -245,7 +247,7 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *out)
     if (!address || !out)
         return INVALID_ARGUMENT;
     if (sscanf(address, "%8x:%2x:%2x.%1x%n", &domain, &bus, &slot, &function, &length) != 4
-        || address[length])
+        || address[length] || !attaching())
         return NOT_FOUND;
     for (int i = 0; i < now->n_devices; i++) {
         const struct device *device = &now->devices[i];
@@ -264,7 +266,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
         return UNINITIALIZED;
     if (!uuid || !out)
         return INVALID_ARGUMENT;
-    for (int i = 0; i < now->n_devices; i++) {
+    for (int i = 0; i < now->n_devices && attaching(); i++) {
         nvmlDevice_t handle;
         int ret = open_handle(FN_nvmlDeviceGetHandleByUUID, i, &handle);
         if (ret != SUCCESS)
