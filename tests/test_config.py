@@ -449,14 +449,14 @@ def test_sources(tmp_path):
 
 def test_bundled_recording(tmp_path, monkeypatch):
     """`replay:bundled` is the recording that comes with gpuwatch."""
-    monkeypatch.setattr(config, "BUNDLED", tmp_path / "h200.gwr")
+    monkeypatch.setattr(config, "BUNDLED_RECORDING", tmp_path / "h200.gwr")
     assert faults(None, {}, "replay:bundled") == [
         f"--source: {tmp_path}/h200.gwr: no such recording"
     ]
 
-    config.BUNDLED.touch()
+    config.BUNDLED_RECORDING.touch()
 
-    assert load(None, {}, "replay:bundled")["source"]["file"] == str(config.BUNDLED)
+    assert load(None, {}, "replay:bundled")["source"]["file"] == str(config.BUNDLED_RECORDING)
 
 
 @pytest.mark.parametrize("wrong", ["", "dcgm", "replay", "replay:", "nvml:x", "simulatedx"])
