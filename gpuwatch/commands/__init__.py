@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
 from gpuwatch.commands.record import Record
+from gpuwatch.commands.replay import Replay
 from gpuwatch.commands.run import Run
 
 
@@ -23,4 +24,4 @@ class Command(Protocol):
         """Do it and return the exit code; raises GpuwatchError for what the user can mend."""
 
 
-COMMANDS: tuple[Command, ...] = (Run(), Record())
+COMMANDS: tuple[Command, ...] = (Run(), Record(), Replay())
