@@ -15,6 +15,7 @@ from gpuwatch.alerts import AlertEngine
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Server
+from gpuwatch.errors import INTERNAL
 from gpuwatch.exposition import Exposition
 from gpuwatch.feed import Feed
 from gpuwatch.requests import answer
@@ -84,7 +85,7 @@ class Daemon:
         self.web.start()
         self.supervisor.ready()
         self.child.beat(page.RUNNING)
-        while not self.child.stopping:
+        while not self.child.stopping and self.web.serving:
             start = time.monotonic()
             self.child.beat(page.RUNNING)
             try:
@@ -96,6 +97,9 @@ class Daemon:
         self.web.stop()
         self.control.close()
         self.store.close()
+        if not self.child.stopping:
+            log.error("the web server ended: the daemon must be started anew")
+            return INTERNAL
         return 0
 
     def on_tick(self, now_ns: int) -> None:

@@ -122,6 +122,11 @@ class WebServer:
             reason = self._failure.strerror if self._failure else "no answer"
             raise ConfigError(f"web.listen_addresses: cannot listen on {names}: {reason}")
 
+    @property
+    def serving(self) -> bool:
+        """Whether the thread that answers is alive."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Finish the answers under way, close all connections and the sockets."""
         self._server.should_exit = True
