@@ -156,8 +156,9 @@ def load(path: Path | None, overrides: Mapping[str, Any], source: str = "nvml") 
     """Return the settings as plain data: the file, changed by flags, completed by defaults.
 
     `overrides` has the shape of the file and comes from flags, so its faults name the flag. The
-    automatic paths are filled in and `source` becomes {"kind", "scenario", "file"}. Listen
-    addresses are `host:port`, `[ipv6]:port`, or `:port` for all addresses.
+    automatic paths are filled in, `source` becomes {"kind", "scenario", "file"}, and `duties` has
+    the sources of each sampler. Listen addresses are `host:port`, `[ipv6]:port`, or `:port` for
+    all addresses.
 
     Raises ConfigError with one line for each fault.
     """
@@ -179,6 +180,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], source: str = "nvml") 
         faults.append(f"--source: {error}")
     if not faults:
         settings["source"] = chosen
+        settings["duties"] = _duties(settings["collectors"], chosen["kind"])
         faults += _resolve(settings["paths"], chosen["kind"])
     if faults:
         raise ConfigError("\n".join(faults))
@@ -204,6 +206,17 @@ def parse_source(text: str) -> dict[str, str]:
             raise ValueError(f"{file}: {error.strerror}") from error
         return {"kind": kind, "scenario": "", "file": str(file)}
     raise ValueError(f"unknown source {text!r}: {KINDS}")
+
+
+def _duties(collectors: Mapping[str, bool], kind: str) -> dict[str, list[str]]:
+    """Return the samplers to run, each with the sources that are on."""
+    if kind == "replay":
+        return {"replay": []}
+    on = {
+        duty: [source.name for source in sources if collectors[source.name]]
+        for duty, sources in SOURCES.items()
+    }
+    return {duty: names for duty, names in on.items() if names}
 
 
 def _merged(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ log = logging.getLogger("gpuwatch.daemon")
 
 LOOK_SECONDS = 0.125
 EVENTS_KEPT = 10_000
-SOURCES_OF_DUTY: Mapping[str, tuple[str, ...]] = {"state": ("nvml_state",)}
 UPKEEP_NS = SECOND_NS
 
 
@@ -48,11 +46,10 @@ class Daemon:
         self.runtime = Path(paths["runtime"])
         self.state = Path(paths["state"])
         self.store = Store(self.state / "gpuwatch.sqlite")
-        duties = child.settings["duties"]
         self.feed = Feed(
             self.runtime,
             self.store,
-            {source: duty for duty in duties for source in SOURCES_OF_DUTY.get(duty, ())},
+            {source: duty for duty, sources in self.config["duties"].items() for source in sources},
             float(self.config["ring"]["seconds"]),
         )
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

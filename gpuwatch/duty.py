@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,23 @@ log = logging.getLogger("gpuwatch.supervisor")
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {"state": ("SYS_NICE",)}
 START_DEADLINE_NS = 30 * SECOND_NS
 SILENT_DEADLINE_NS = 10 * SECOND_NS
+SILENT = "does nothing"
 STEADY_NS = 60 * SECOND_NS  # who ran this long starts again without delay
 MAX_DELAY_SECONDS = 30.0
 PROBE_SECONDS = (5.0, 300.0)  # first and longest wait before a sick entity is tried again
+HUNG_AT_MOST = 3  # children left in calls to one entity; then the next waits for one to return
 
 
 @dataclass(slots=True)
 class Suspect:
-    """An entity that hung a child: left out until a probe of it alone comes back."""
+    """An entity that hung a child: left out until a probe of it alone comes back.
+
+    `hung` are the children it holds: the first, and probes that did not come back either.
+    """
 
     probe_at_ns: int
     wait_seconds: float
-    culprit: Process
+    hung: list[Process] = field(default_factory=list)
     probe: Process | None = None
 
 
@@ -40,12 +45,14 @@ class Duty:
         self.process: Process | None = None
         self.abandoned: list[Process] = []
         self.suspects: dict[str, Suspect] = {}
+        self._returned: dict[str, tuple[float, int]] = {}  # the wait before, and when it came back
+        self._speechless: list[Process] = []  # abandoned in calls to no entity
         self.reason = ""
         self._changed = changed
         self._start_at_ns = 0
         self._failures = 0
         self._attempt = 0
-        self._stopping = False
+        self.stopping = False
         self._restarting = False
         self._retired: list[tuple[int, int]] = []  # (when, generation): its rings go then
         self._generation = 0
@@ -54,7 +61,8 @@ class Duty:
         """Look after the child: reap, start, judge its pulse, probe."""
         self._reap()
         now = monotonic_ns()
-        if self.process is None and not self._stopping and now >= self._start_at_ns:
+        due = now >= self._start_at_ns and len(self._speechless) < HUNG_AT_MOST
+        if self.process is None and not self.stopping and due:
             self._start()
         if self.process is not None:
             self._judge(self.process)
@@ -64,15 +72,16 @@ class Duty:
             self._delete_rings(self._retired.pop(0)[1])
 
     def reload(self, settings: Mapping[str, Any]) -> None:
-        """Start the child anew with other settings."""
+        """Start the child anew with other settings, also of a duty that was stopped."""
         self.settings = dict(settings)
+        self.stopping = False
         self._restarting = True
         if self.process is not None:
             self.process.terminate()
 
     def stop(self) -> None:
         """Ask everything of this duty to end; `processes` says what is left."""
-        self._stopping = True
+        self.stopping = True
         for process in self.processes():
             process.terminate()
 
@@ -87,8 +96,9 @@ class Duty:
         return any(process.status is None for process in self.abandoned)
 
     def advancing(self) -> bool:
-        """Return whether the child makes progress, or what keeps it is known and reported."""
-        return self.process is None or self.process.still_ns < 2 * SILENT_DEADLINE_NS
+        """Return whether the child makes progress, or what keeps it is known and has a deadline."""
+        process = self.process
+        return process is None or process.in_call or process.still_ns < 2 * SILENT_DEADLINE_NS
 
     def report(self) -> dict[str, Any]:
         """Return what the daemon publishes of this duty."""
@@ -106,28 +116,38 @@ class Duty:
 
     def _start(self) -> None:
         self._generation += 1
-        settings = {
-            **self.settings,
-            "excluded": sorted(self.suspects),
-            "attempt": self._attempt,
-        }
-        sampler = ("gpuwatch.sampler", self.name)
-        arguments = ("gpuwatch.replay",) if self.name == "replay" else sampler
-        self.process = Process(
-            arguments,
-            settings,
-            generation=self._generation,
-            keep=CAPABILITIES.get(self.name, ()),
-        )
         self._restarting = False
+        settings = {"excluded": sorted(self.suspects), "attempt": self._attempt}
+        self.process = self._spawn(settings)
+        if self.process is None:
+            self._start_at_ns = monotonic_ns() + int(MAX_DELAY_SECONDS * SECOND_NS)
         self._changed()
+
+    def _spawn(self, settings: Mapping[str, Any]) -> Process | None:
+        """Return a new child of the present generation; None if the host allows no more."""
+        sampler = ("gpuwatch.sampler", self.name)
+        try:
+            return Process(
+                ("gpuwatch.replay",) if self.name == "replay" else sampler,
+                {**self.settings, **settings},
+                generation=self._generation,
+                keep=CAPABILITIES.get(self.name, ()),
+            )
+        except OSError as error:
+            self.reason = f"cannot be started: {error.strerror}"
+            log.error("duty %s %s", self.name, self.reason)
+            return None
 
     def _reap(self) -> None:
         for process in [process for process in self.abandoned if process.status is not None]:
             log.info("duty %s: abandoned child %d has ended", self.name, process.pid)
             self.abandoned.remove(process)
+            if process in self._speechless:
+                self._speechless.remove(process)
+                self._start_at_ns = min(self._start_at_ns, monotonic_ns())
             for suspect in self.suspects.values():
-                if suspect.culprit is process:
+                if process in suspect.hung:
+                    suspect.hung.remove(process)
                     suspect.probe_at_ns = min(suspect.probe_at_ns, monotonic_ns())
             process.close()
             self._changed()
@@ -139,7 +159,7 @@ class Duty:
         lived = ended.lived_ns
         if status == EXIT_UNAVAILABLE:
             self._attempt += 1
-        elif self._restarting or self._stopping:
+        elif self._restarting or self.stopping:
             pass
         else:
             self.restarts += 1
@@ -148,6 +168,9 @@ class Duty:
             self._start_at_ns = monotonic_ns() + int(delay * SECOND_NS)
             self.reason = f"child ended by {_cause(status)}"
             log.warning("duty %s: %s: starting again in %g s", self.name, self.reason, delay)
+        if self.stopping:  # else a daemon would take its rings for a sampler's that stands still
+            runtime = Path(self.settings["config"]["paths"]["runtime"])
+            (runtime / f"{self.name}.json").unlink(missing_ok=True)
         self._retire(ended.generation)
         ended.close()
         self._changed()
@@ -155,24 +178,17 @@ class Duty:
     def _judge(self, process: Process) -> None:
         before = self.reason
         process.look()
-        state = self.settings["config"]["state"]
-        reading = process.pulse.reading()
-        match process.phase:
-            case "unavailable":
-                self.reason = process.pulse.names()[0]
-            case "running":
-                self._attempt = 0
-                self.reason = ""
-                if reading is not None and process.still_ns > state["read_deadline_seconds"] * 1e9:
-                    self._abandon(process, reading)
-                elif process.still_ns > SILENT_DEADLINE_NS:
-                    self._end_silent(process)
-            case "opening":
-                if process.still_ns > state["init_deadline_seconds"] * 1e9:
-                    self._abandon(process, reading)
-            case _:
-                if process.still_ns > START_DEADLINE_NS:
-                    self._end_silent(process)
+        phase, reading = process.phase, process.pulse.reading()
+        if process.still_ns > self._deadline_ns(process):
+            if process.in_call:
+                self._abandon(process, reading)
+            else:
+                self._end_silent(process)
+        elif phase == "unavailable":
+            self.reason = process.pulse.names()[0]
+        elif phase == "running":
+            self._attempt = 0
+            self.reason = ""
         if self.reason != before:
             if self.reason:
                 log.warning("duty %s: %s", self.name, self.reason)
@@ -180,25 +196,37 @@ class Duty:
                 log.info("duty %s: running", self.name)
             self._changed()
 
+    def _deadline_ns(self, process: Process) -> float:
+        """Return how long the child may stand still where it is now."""
+        state = self.settings["config"]["state"]
+        match process.phase:
+            case "opening" | "closing":
+                return float(state["init_deadline_seconds"]) * SECOND_NS
+            case "running" if process.in_call:
+                return float(state["read_deadline_seconds"]) * SECOND_NS
+            case "starting":
+                return START_DEADLINE_NS
+            case _:
+                return SILENT_DEADLINE_NS
+
     def _abandon(self, process: Process, entity: str | None) -> None:
         """Leave a child in its call and start another without the entity that holds it."""
         process.abandon()
         self.abandoned.append(process)
         self._retire(process.generation)
         self.process = None
-        self._changed()
-        if entity is None:
-            # A second call would hang as the first does: wait until this one returns.
-            self.reason = "the driver does not answer"
-            log.error("duty %s: %s: waiting for it", self.name, self.reason)
-            self._start_at_ns = monotonic_ns() + int(MAX_DELAY_SECONDS * SECOND_NS)
-            return
         self.restarts += 1
-        known = self.suspects.get(entity)
-        wait = min(PROBE_SECONDS[1], known.wait_seconds * 2) if known else PROBE_SECONDS[0]
-        self.suspects[entity] = Suspect(
-            monotonic_ns() + int(wait * SECOND_NS), wait, culprit=process
-        )
+        now = monotonic_ns()
+        if entity is None:
+            self.reason = "the driver does not answer"
+            self._speechless.append(process)
+            self._start_at_ns = now + int(MAX_DELAY_SECONDS * SECOND_NS)
+            return
+        wait, returned_ns = self._returned.get(entity, (0.0, 0))
+        # One that comes back only to hang again is left alone for longer each time.
+        again = now - returned_ns < STEADY_NS
+        wait = min(PROBE_SECONDS[1], wait * 2) if again else PROBE_SECONDS[0]
+        self.suspects[entity] = Suspect(now + int(wait * SECOND_NS), wait, [process])
         log.error(
             "duty %s: %s holds a driver call (child %d): going on without it",
             self.name,
@@ -209,36 +237,41 @@ class Duty:
 
     def _end_silent(self, process: Process) -> None:
         """Kill a child that is in no driver call and does nothing."""
-        log.error("duty %s: child %d does nothing: killing it", self.name, process.pid)
+        if self.reason != SILENT:
+            self.reason = SILENT
+            log.error("duty %s: child %d %s: killing it", self.name, process.pid, SILENT)
         process.kill()
         if process.still_ns > SILENT_DEADLINE_NS + 2 * SECOND_NS:  # it cannot even be killed
             self._abandon(process, None)
 
     def _probe(self, entity: str, suspect: Suspect) -> None:
         probe = suspect.probe
-        if probe is not None:
-            probe.look()
-            if probe.status is None:
-                return
-            suspect.probe = None
-            answered = probe.status == 0
+        if probe is None:
+            due = monotonic_ns() >= suspect.probe_at_ns and len(suspect.hung) < HUNG_AT_MOST
+            if due and not self.stopping:
+                suspect.probe = self._spawn({"excluded": [], "only": entity})
+                suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
+            return
+        probe.look()
+        if probe.status == 0:
+            log.info("duty %s: %s answers again", self.name, entity)
             probe.close()
-            if answered:
-                log.info("duty %s: %s answers again", self.name, entity)
-                del self.suspects[entity]
-                self.reload(self.settings)
-                self._changed()
-                return
-            suspect.wait_seconds = min(PROBE_SECONDS[1], suspect.wait_seconds * 2)
-            suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
-        # While the first call still hangs, another would too.
-        hangs = suspect.culprit in self.abandoned
-        if not self._stopping and not hangs and monotonic_ns() >= suspect.probe_at_ns:
-            suspect.probe = Process(
-                ("gpuwatch.sampler", self.name),
-                {**self.settings, "excluded": [], "only": entity},
-                generation=self._generation,
-            )
+            del self.suspects[entity]
+            self._returned[entity] = (suspect.wait_seconds, monotonic_ns())
+            self.reload(self.settings)
+            self._changed()
+            return
+        if probe.status is not None:
+            probe.close()
+        elif probe.still_ns > self.settings["config"]["state"]["init_deadline_seconds"] * 1e9:
+            probe.abandon()
+            self.abandoned.append(probe)
+            suspect.hung.append(probe)
+        else:
+            return
+        suspect.probe = None
+        suspect.wait_seconds = min(PROBE_SECONDS[1], suspect.wait_seconds * 2)
+        suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
 
     def _retire(self, generation: int) -> None:
         """Keep the rings of a child that ended as long as a ring reaches back."""

@@ -38,6 +38,7 @@ class Job:
         os.set_blocking(self._stdout.fileno(), False)
         self._output = b""
         self._deadline_ns = monotonic_ns() + int(deadline_seconds * SECOND_NS)
+        self.awaited = True  # False once the daemon that asked has ended
         self._late = False
 
     def poll(self) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ class Process:
 
     That time is counted in the supervisor's own waking time, so a machine that stood still, or a
     supervisor that was not scheduled, does not look like a child that hangs.
+    Raises OSError if it cannot be started: too many processes, files or too little memory.
     """
 
     LOOK_NS = 250_000_000
@@ -48,18 +49,21 @@ class Process:
         self.still_ns = 0
         self._seen = (0, 0)
         self._looked_ns = self.started_ns
-        stdin = settings_file(
-            {**settings, "generation": generation, "pulse": self.pulse.descriptor}
-        )
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                stdin=stdin,
-                pass_fds=(self.pulse.descriptor, *descriptors),
-                preexec_fn=confine(keep, death_signal),
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.pulse.close)
+            stdin = settings_file(
+                {**settings, "generation": generation, "pulse": self.pulse.descriptor}
             )
-        finally:
-            os.close(stdin)
+            try:
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-m", *arguments],
+                    stdin=stdin,
+                    pass_fds=(self.pulse.descriptor, *descriptors),
+                    preexec_fn=confine(keep, death_signal),
+                )
+            finally:
+                os.close(stdin)
+            undo.pop_all()
         self.pid = self._popen.pid
 
     def look(self) -> None:
@@ -76,6 +80,11 @@ class Process:
     def phase(self) -> str:
         """The phase the child shows."""
         return self.pulse.phase
+
+    @property
+    def in_call(self) -> bool:
+        """Whether it may be in a driver call: opening and closing are calls from end to end."""
+        return self.phase in ("opening", "closing") or self.pulse.reading() is not None
 
     @property
     def status(self) -> int | None:

@@ -16,8 +16,8 @@ NAMES_OFFSET = 1024
 PHASE, HEARTBEAT, READING, GENERATION, ATTEMPT = range(5)
 
 # Phases.
-STARTING, OPENING, RUNNING, UNAVAILABLE = range(4)
-PHASES = ("starting", "opening", "running", "unavailable")
+STARTING, OPENING, RUNNING, UNAVAILABLE, CLOSING = range(5)
+PHASES = ("starting", "opening", "running", "unavailable", "closing")
 
 NOT_READING = -1
 

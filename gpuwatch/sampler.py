@@ -26,14 +26,14 @@ from gpuwatch.child import Child
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import SourceUnavailable
-from gpuwatch.ring import W_HEARTBEAT, W_WATERMARK, RingSchema, RingWriter
+from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
 from gpuwatch.signals import HOST, Event
 from gpuwatch.source import Context, Group, Opened, Source
 from gpuwatch.sources import sources_of
 
 log = logging.getLogger("gpuwatch.sampler")
 
-CONTROL_PERIOD_NS = 20 * MILLISECOND_NS
+CONTROL_PERIOD_NS = 50 * MILLISECOND_NS
 HOUSEKEEPING_NS = SECOND_NS
 BUDGET_PERIOD_NS = 5 * SECOND_NS
 EVENTS_KEPT = 1000
@@ -141,9 +141,18 @@ class Sampler:
                 )
                 path = directory / f"{self.duty}.{self.child.generation}.{group.name}.ring"
                 path.unlink(missing_ok=True)
-                writer = RingWriter(path, schema, keep_seconds)
+                try:
+                    writer = RingWriter(path, schema, keep_seconds)
+                except OSError as fault:
+                    fault.filename = fault.filename or str(directory)
+                    raise
                 self.tasks.append(Task(source, group, writer, group.period_ns))
         self._write_manifest()
+
+    def remove_rings(self) -> None:
+        """Give back the space of rings that nobody was told of."""
+        for task in self.tasks:
+            task.writer.path.unlink(missing_ok=True)
 
     def _write_manifest(self) -> None:
         manifest = {
@@ -211,7 +220,7 @@ class Sampler:
                     break
                 writer = task.writer
                 writer.append(now, (now - due) * 1e-9, (done - now) * 1e-9, cells)
-                writer.words[W_WATERMARK] = writer.words[W_HEARTBEAT] = now
+                writer.words[W_WATERMARK] = now
                 period = task.period_ns
             due += period
             if due <= now:
@@ -230,7 +239,10 @@ class Sampler:
                 task.writer.note_clocks()
             for source in self.sources:
                 if source.name in self.opened:
-                    source.housekeep(now)
+                    found = source.housekeep(now)
+                    if found is not None:
+                        self.opened[source.name] = found
+                        self._write_manifest()
             self._keep_budget(now)
         for source in self.sources:
             events, source.findings.events = source.findings.events, []
@@ -340,7 +352,13 @@ def main() -> int:
         if child.settings.get("only"):
             return probe(sampler)
         sampler.open()
-        sampler.make_rings()
+        if child.stopping or not child.current:  # it hung in there: another may have taken over
+            return 0
+        try:
+            sampler.make_rings()
+        except OSError:
+            sampler.remove_rings()
+            raise
         if child.config[duty]["realtime"]:
             prepare_process()
         return sampler.run()
@@ -349,9 +367,11 @@ def main() -> int:
     except OSError as fault:
         return child.unavailable(f"{fault.filename or 'rings'}: {fault.strerror}: free some space")
     finally:
-        for source in sampler.sources:
-            if source.name in sampler.opened and child.current:
-                source.close()
+        if child.current:
+            child.beat(page.CLOSING)
+            for source in sampler.sources:
+                if source.name in sampler.opened:
+                    source.close()
 
 
 if __name__ == "__main__":

@@ -95,10 +95,11 @@ class Source(Protocol):
         Raises SourceUnavailable if it cannot work now; it is opened again later in a new process.
         """
 
-    def housekeep(self, now_ns: int) -> None:
+    def housekeep(self, now_ns: int) -> Opened | None:
         """Do slow upkeep about once a second: look again at what failed.
 
-        Raises SourceUnavailable if the source as a whole stopped working.
+        Returns what is there now if entities or constants are others than `open` found; the
+        groups stay the same. Raises SourceUnavailable if the source as a whole stopped working.
         """
 
     def close(self) -> None:

@@ -8,35 +8,76 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import USAGE, ConfigError, GpuwatchError
+from gpuwatch.process import settings_file
 from gpuwatch.ring import ring_directory
 
 log = logging.getLogger("gpuwatch.supervisor")
 
+VALIDATION_NS = 30 * SECOND_NS
+
+
+class Validation:
+    """A short child that validates the config, so that pydantic stays out of here.
+
+    Raises GpuwatchError if it cannot be started.
+    """
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        # Files, not pipes: nobody needs to read while it writes.
+        self._output, self._errors = (
+            os.fdopen(os.memfd_create(name), "w+b") for name in ("settings", "errors")
+        )
+        self._deadline_ns = monotonic_ns() + VALIDATION_NS
+        stdin = settings_file(request)
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "gpuwatch.config"],
+                stdin=stdin,
+                stdout=self._output,
+                stderr=self._errors,
+            )
+        except OSError as error:
+            raise GpuwatchError(f"the config could not be checked: {error.strerror}") from error
+        finally:
+            os.close(stdin)
+
+    def poll(self) -> dict[str, Any] | None:
+        """Return the settings once they are there, None before.
+
+        Raises ConfigError with one line for each fault.
+        """
+        status = self._popen.poll()
+        if status is None and monotonic_ns() < self._deadline_ns:
+            return None
+        if status is None:  # a config file on a dead network disk, say
+            self._popen.kill()
+            raise GpuwatchError("the config could not be checked: no answer in 30 s")
+        texts = []
+        for file in (self._output, self._errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace").strip())
+            file.close()
+        if status == USAGE:
+            raise ConfigError(texts[1])
+        if status:
+            last = (texts[1].splitlines() or [f"exit status {status}"])[-1]
+            raise GpuwatchError(f"the config could not be checked: {last}: report it")
+        config: dict[str, Any] = json.loads(texts[0])
+        return config
+
 
 def validate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as a short child validates them, so that pydantic stays out of here.
-
-    Raises ConfigError with one line for each fault.
-    """
-    child = subprocess.run(
-        [sys.executable, "-m", "gpuwatch.config"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if child.returncode == USAGE:
-        raise ConfigError(child.stderr.strip())
-    if child.returncode:
-        last = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-        raise GpuwatchError(f"the config could not be checked: {last}: report it")
-    config: dict[str, Any] = json.loads(child.stdout)
+    """Return the settings, waiting for them; raises as `Validation` does."""
+    validation = Validation(request)
+    while (config := validation.poll()) is None:
+        time.sleep(0.01)
     return config
 
 
@@ -45,9 +86,10 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
     """Make the directories, take the lock, bind the ports; let go of all of it in the end."""
     runtime = Path(config["paths"]["runtime"])
     state = Path(config["paths"]["state"])
+    with contextlib.suppress(OSError):
+        if runtime.stat().st_uid != os.geteuid():  # its owner could put other files in our way
+            raise ConfigError(f"paths.runtime {runtime}: belongs to another user: choose another")
     make_directory(runtime, 0o755, "paths.runtime")
-    if runtime.stat().st_uid != os.geteuid():  # its owner could put other files in our way
-        raise ConfigError(f"paths.runtime {runtime}: belongs to another user: choose another")
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(runtime))
         rings = ring_directory(runtime)
@@ -90,7 +132,11 @@ def make_directory(path: Path, mode: int, key: str) -> None:
 @contextlib.contextmanager
 def locked(runtime: Path) -> Iterator[TextIO]:
     """Hold the runtime directory's lock; raises ConfigError if another daemon has it."""
-    with (runtime / "lock").open("a+") as file:
+    try:
+        file = (runtime / "lock").open("a+")
+    except OSError as error:
+        raise ConfigError(f"{runtime / 'lock'}: {error.strerror}: remove it") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -99,9 +145,10 @@ def locked(runtime: Path) -> Iterator[TextIO]:
                 f"paths.runtime {runtime}: gpuwatch is running there (process"
                 f" {file.read().strip() or 'unknown'}): stop it or choose another directory"
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        # The lock is what counts: on a full file system it stands without our number.
+        with contextlib.suppress(OSError):
+            file.truncate(0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield file
 
 

@@ -34,12 +34,9 @@ POLITE_NS = 8 * SECOND_NS
 PACKET_BYTES = 64 * 1024
 MAX_DELAY_SECONDS = 10.0
 
-# The duties that exist, and the config sections that each child must be restarted for.
-SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "state": ("state", "simulated", "ring", "collectors", "log"),
-    "replay": ("ring", "log"),
-    "daemon": ("rules", "gpus", "log"),
-}
+# Config sections that a child must be started anew for; a sampler also for that of its own name.
+SAMPLER_SECTIONS = frozenset({"simulated", "ring", "collectors", "log"})
+DAEMON_SECTIONS = frozenset({"rules", "gpus", "collectors", "log"})
 FIXED_SECTIONS = ("paths", "source", "web")  # a reload cannot change these
 
 
@@ -180,7 +177,6 @@ class Supervisor:
                     "config": self.config,
                     "channel": theirs.fileno(),
                     "sockets": descriptors[1:],
-                    "duties": self._duty_names(),
                 },
                 generation=self._generation,
                 keep=("DAC_READ_SEARCH",),
@@ -188,18 +184,22 @@ class Supervisor:
                 descriptors=descriptors,
             )
 
-    def _duty_names(self) -> list[str]:
-        if self.config["source"]["kind"] == "replay":
-            return ["replay"]
-        return ["state"] if self.config["collectors"]["nvml_state"] else []
-
-    def _start_duties(self) -> None:
-        settings = {
+    def _sampler_settings(self) -> dict[str, Any]:
+        return {
             "config": self.config,
             "ring_directory": str(self.rings),
             "ready_ns": monotonic_ns(),
         }
-        self.duties = [Duty(name, settings, self._report) for name in self._duty_names()]
+
+    def _start_duties(self) -> None:
+        """Start the samplers that the config asks for and that do not run yet."""
+        running = {duty.name for duty in self.duties}
+        settings = self._sampler_settings()
+        self.duties += [
+            Duty(name, settings, self._report)
+            for name in self.config["duties"]
+            if name not in running
+        ]
 
     def _hear_daemon(self) -> None:
         while self._channel is not None:
@@ -281,15 +281,13 @@ class Supervisor:
         old, self.config = self.config, config
         changed = {name for name in config if config[name] != old[name]}
         log.info("config reloaded: %s", ", ".join(sorted(changed)) or "nothing changed")
-        settings = {
-            "config": config,
-            "ring_directory": str(self.rings),
-            "ready_ns": monotonic_ns(),
-        }
         for duty in self.duties:
-            if changed & set(SECTIONS[duty.name]):
-                duty.reload(settings)
-        if changed & set(SECTIONS["daemon"]) and self.daemon is not None:
+            if duty.name not in config["duties"]:
+                duty.stop()
+            elif changed & {*SAMPLER_SECTIONS, duty.name}:
+                duty.reload(self._sampler_settings())
+        self._start_duties()
+        if changed & DAEMON_SECTIONS and self.daemon is not None:
             self._reloading = True
             self.daemon.terminate()
         systemd.ready()

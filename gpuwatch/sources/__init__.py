@@ -18,5 +18,5 @@ def sources_of(duty: str, settings: Mapping[str, Any]) -> list[Source]:
     """Return the sources of a duty that the config leaves on; simulated ones if so told."""
     simulated = settings["config"]["source"]["kind"] == "simulated"
     classes = SIMULATED[duty] if simulated else SOURCES[duty]
-    collectors = settings["config"]["collectors"]
-    return [source() for source in classes if collectors[source.name]]
+    wanted = settings["config"]["duties"][duty]
+    return [source() for source in classes if source.name in wanted]
