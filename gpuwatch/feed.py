@@ -212,8 +212,11 @@ class Feed:
         tick = Tick(end_ns - TICK_NS, end_ns, constants=self._constants)
         fed = dict.fromkeys(self._duties, False)
         for ring in self.rings.values():
-            ring.windows.close(tick)
             source = ring.reader.schema.source
+            ended = not ring.current and ring.windows.oldest_ns is None
+            if ended or self.states.get(source) == "off":
+                continue  # nobody plans to read there: nothing is missing
+            ring.windows.close(tick)
             rows = tick.rows[-1].late_seconds
             if len(rows) or (ring.current and ring.reader.watermark_ns >= end_ns):
                 fed[source] = True
