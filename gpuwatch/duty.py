@@ -85,6 +85,13 @@ class Duty:
         for process in self.processes():
             process.terminate()
 
+    def remove_files(self) -> None:
+        """Remove what a duty that was switched off had announced, and its rings."""
+        for _, generation in self._retired:
+            self._delete_rings(generation)
+        runtime = Path(self.settings["config"]["paths"]["runtime"])
+        (runtime / f"{self.name}.json").unlink(missing_ok=True)
+
     def processes(self) -> list[Process]:
         """Return all that still run, the abandoned and probes too."""
         probes = [suspect.probe for suspect in self.suspects.values()]

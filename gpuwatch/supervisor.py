@@ -18,10 +18,10 @@ from typing import Any
 from gpuwatch import logs, systemd
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.duty import Duty
-from gpuwatch.errors import INTERNAL, GpuwatchError
+from gpuwatch.errors import INTERNAL, USAGE, GpuwatchError
 from gpuwatch.job import Job
 from gpuwatch.process import Process
-from gpuwatch.startup import prepared, validate
+from gpuwatch.startup import Validation, prepared, validate
 
 log = logging.getLogger("gpuwatch.supervisor")
 
@@ -36,7 +36,7 @@ MAX_DELAY_SECONDS = 10.0
 
 # Config sections that a child must be started anew for; a sampler also for that of its own name.
 SAMPLER_SECTIONS = frozenset({"simulated", "ring", "collectors", "log"})
-DAEMON_SECTIONS = frozenset({"rules", "gpus", "collectors", "log"})
+DAEMON_SECTIONS = frozenset({"rules", "gpus", "ring", "collectors", "log"})
 FIXED_SECTIONS = ("paths", "source", "web")  # a reload cannot change these
 
 
@@ -77,6 +77,7 @@ class Supervisor:
         self._reported_ns = 0
         self._signals: set[int] = set()
         self._ready = False
+        self._validation: Validation | None = None
         self._reloading = False
         self._status = 0
 
@@ -93,10 +94,10 @@ class Supervisor:
         while not self._signals & {signal.SIGTERM, signal.SIGINT} and not self._status:
             if signal.SIGHUP in self._signals:
                 self._signals.discard(signal.SIGHUP)
-                self._reload()
+                self._validate()
+            self._poll_validation()
             self._poll_daemon()
-            for duty in self.duties:
-                duty.poll()
+            self._poll_duties()
             self._poll_jobs()
             now = monotonic_ns()
             if now - self._reported_ns > REPORT_NS:
@@ -132,14 +133,15 @@ class Supervisor:
             return
         daemon.look()
         limit = DAEMON_SILENT_NS if daemon.phase == "running" else DAEMON_START_NS
-        if daemon.still_ns > limit and daemon.status is None:
-            log.error("daemon %d does not advance: killing it", daemon.pid)
-            daemon.kill()
         if daemon.status is None:
+            if daemon.still_ns > limit:
+                log.error("daemon %d does not advance: killing it", daemon.pid)
+                daemon.kill()
+                daemon.still_ns = 0
             return
         if not self._ready:
             log.error("the daemon ended by %s before it listened", daemon.status)
-            self._status = daemon.status if daemon.status > 0 else INTERNAL
+            self._status = USAGE if daemon.status == USAGE else INTERNAL
             return
         if not self._reloading:
             self.daemon_restarts += 1
@@ -160,17 +162,17 @@ class Supervisor:
             self._channel.close()
             self._channel = None
         for job in self.jobs:  # nobody waits for them any more
+            job.awaited = False
             job.kill()
-            while job.poll() is None:
-                select.select([], [], [], 0.01)
-        self.jobs.clear()
 
     def _start_daemon(self) -> None:
         self._generation += 1
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         descriptors = [theirs.fileno(), *(listener.fileno() for listener in self.sockets)]
-        with theirs:
+        # If the host allows no more processes now, the next try may find it otherwise.
+        self._daemon_start_ns = monotonic_ns() + SECOND_NS
+        with theirs, contextlib.suppress(OSError):
             self.daemon = Process(
                 ("gpuwatch.daemon",),
                 {
@@ -200,6 +202,14 @@ class Supervisor:
             for name in self.config["duties"]
             if name not in running
         ]
+
+    def _poll_duties(self) -> None:
+        for duty in list(self.duties):
+            duty.poll()
+            if duty.stopping and not duty.processes():
+                duty.remove_files()
+                self.duties.remove(duty)
+                self._start_duties()  # it may have been switched on again meanwhile
 
     def _hear_daemon(self) -> None:
         while self._channel is not None:
@@ -231,9 +241,9 @@ class Supervisor:
 
     def _spawn(self, message: Mapping[str, Any], settings: int) -> None:
         try:
-            kind, deadline = str(message["spawn"]), float(message["deadline_seconds"])
-            self.jobs.append(Job(int(message["job"]), kind, settings, deadline))
-        except OSError as error:
+            kind, deadline = message["spawn"], message["deadline_seconds"]
+            self.jobs.append(Job(message["job"], kind, settings, deadline))
+        except (OSError, KeyError) as error:  # too many processes; a kind that is none
             self._send({"job": message["job"], "status": INTERNAL, "output": str(error)})
         finally:
             os.close(settings)
@@ -243,7 +253,8 @@ class Supervisor:
             result = job.poll()
             if result is not None:
                 self.jobs.remove(job)
-                self._send(result)
+                if job.awaited:
+                    self._send(result)
 
     def _report(self) -> None:
         """Tell the daemon what its siblings do."""
@@ -263,21 +274,40 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self._channel.send(json.dumps(message).encode())
 
-    def _reload(self) -> None:
-        """Take a changed config, or refuse it and stay as we are."""
+    def _validate(self) -> None:
+        """Have the config read anew, beside everything else."""
         systemd.reloading()
         try:
-            config = validate(self.request)
+            self._validation = Validation(self.request)
+        except GpuwatchError as fault:
+            self._end_reload(fault)
+
+    def _poll_validation(self) -> None:
+        """Take a changed config, or refuse it and stay as we are."""
+        if self._validation is None:
+            return
+        try:
+            config = self._validation.poll()
+            if config is None:
+                return
             for section in FIXED_SECTIONS:
                 if config[section] != self.config[section]:
                     raise GpuwatchError(
                         f"[{section}] cannot change while running: restart gpuwatch"
                     )
+            self._reload(config)
         except GpuwatchError as fault:
-            for line in str(fault).splitlines():
-                log.error("config not reloaded: %s", line)
-            systemd.ready()
-            return
+            self._end_reload(fault)
+        else:
+            self._end_reload(None)
+
+    def _end_reload(self, fault: GpuwatchError | None) -> None:
+        self._validation = None
+        for line in str(fault).splitlines() if fault else ():
+            log.error("config not reloaded: %s", line)
+        systemd.ready()
+
+    def _reload(self, config: dict[str, Any]) -> None:
         old, self.config = self.config, config
         changed = {name for name in config if config[name] != old[name]}
         log.info("config reloaded: %s", ", ".join(sorted(changed)) or "nothing changed")
@@ -286,11 +316,11 @@ class Supervisor:
                 duty.stop()
             elif changed & {*SAMPLER_SECTIONS, duty.name}:
                 duty.reload(self._sampler_settings())
-        self._start_duties()
+        if self._ready:
+            self._start_duties()
         if changed & DAEMON_SECTIONS and self.daemon is not None:
             self._reloading = True
             self.daemon.terminate()
-        systemd.ready()
 
     def _stop(self) -> None:
         """End all children; none is killed inside a driver call."""
@@ -300,24 +330,25 @@ class Supervisor:
             duty.stop()
         for job in self.jobs:
             job.kill()
-        while (passed := monotonic_ns() - start) < STOP_NS:
-            left = [process for duty in self.duties for process in duty.processes()]
-            free = [process for process in left if process.pulse.reading() is None]
-            if not left or (not free and passed > POLITE_NS / 8):
+        while left := [process for duty in self.duties for process in duty.processes()]:
+            passed = monotonic_ns() - start
+            known = {process for duty in self.duties for process in duty.abandoned}
+            if passed > POLITE_NS + SECOND_NS or (passed > SECOND_NS and known.issuperset(left)):
                 break
-            if passed > POLITE_NS:
-                for process in free:
+            for process in left:
+                if passed > POLITE_NS and not process.in_call:
                     process.kill()
             select.select([], [], [], 0.02)
         if self.daemon is not None:
             self.daemon.terminate()
-            while self.daemon.status is None and monotonic_ns() - start < STOP_NS:
+            start = monotonic_ns()
+            while self.daemon.status is None and monotonic_ns() - start < STOP_NS - POLITE_NS:
                 if monotonic_ns() - start > POLITE_NS:
                     self.daemon.kill()
                 select.select([], [], [], 0.02)
-        for process in [process for duty in self.duties for process in duty.processes()]:
+        for process in left:
             log.error(
-                "child %d is in a driver call for %s and is left to end by itself",
+                "child %d is in a driver call (%s) and is left to end by itself",
                 process.pid,
-                process.pulse.reading(),
+                process.pulse.reading() or process.phase,
             )
