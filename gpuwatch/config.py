@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gpuwatch import toml
 from gpuwatch.address import DEFAULT_PORT, normalise
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, RecordingError
 from gpuwatch.logs import Format, Level
 from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
 from gpuwatch.rules import RULES
@@ -201,11 +201,25 @@ def parse_source(text: str) -> dict[str, str]:
         try:
             if not file.is_file():
                 raise ValueError(f"{file}: no such recording")
-            file.open("rb").close()
+            _try_recording(file)
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}") from error
+        except RecordingError as error:
+            raise ValueError(str(error)) from error
         return {"kind": kind, "scenario": "", "file": str(file)}
     raise ValueError(f"unknown source {text!r}: {KINDS}")
+
+
+def _try_recording(file: Path) -> None:
+    """Read the first tick; raises RecordingError if there is none, OSError."""
+    from gpuwatch.playback import Playback
+    from gpuwatch.recording import RecordingReader
+
+    reader = RecordingReader(file)
+    try:
+        next(Playback(reader).steps(0, loop=False))
+    finally:
+        reader.close()
 
 
 def _duties(collectors: Mapping[str, bool], kind: str) -> dict[str, list[str]]:

@@ -19,6 +19,8 @@ from gpuwatch.errors import ControlError
 
 PACKET_BYTES = 128 * 1024
 PEERS = 32
+PEERS_OF_A_USER = 16  # of users who are neither root nor our own
+PACKETS_A_TURN = 16  # from one peer, so that none keeps us from the others
 
 Message = dict[str, Any]
 
@@ -85,6 +87,7 @@ class Server:
             self._listener.bind(str(path))
         finally:
             os.umask(old)
+        self._inode = path.stat().st_ino
         self._listener.listen(PEERS)
         self.connections: list[Connection] = []
 
@@ -94,7 +97,9 @@ class Server:
         messages = []
         for connection in list(self.connections):
             try:
-                while (message := connection.receive()) is not None:
+                for _ in range(PACKETS_A_TURN):
+                    if (message := connection.receive()) is None:
+                        break
                     messages.append((connection, message))
             except EOFError:
                 self.drop(connection)
@@ -114,17 +119,27 @@ class Server:
         for connection in self.connections:
             connection.close()
         self._listener.close()
-        self.path.unlink(missing_ok=True)
+        # After a restart of everything the path may be another process's.
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_ino == self._inode:
+                self.path.unlink()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
+        # No one waits, or, for a moment, we have no more descriptors.
+        with contextlib.suppress(OSError):
+            for _ in range(PEERS):
                 accepted, _ = self._listener.accept()
-                if len(self.connections) >= PEERS:
-                    accepted.close()
-                    continue
                 accepted.setblocking(False)
-                self.connections.append(Connection(accepted, _peer(accepted)))
+                peer = _peer(accepted)
+                if self._has_room(peer):
+                    self.connections.append(Connection(accepted, peer))
+                else:
+                    accepted.close()
+
+    def _has_room(self, peer: Peer) -> bool:
+        same = sum(connection.peer.uid == peer.uid for connection in self.connections)
+        trusted = peer.uid in (0, os.geteuid())
+        return len(self.connections) < PEERS and (trusted or same < PEERS_OF_A_USER)
 
 
 def connect(path: Path) -> Connection | None:

@@ -72,7 +72,7 @@ class Daemon:
         self._body = Body(b"")
         self._status: dict[str, Any] = {}
         self._store_fault = ""
-        self._columns_seen = 0
+        self._rings_seen: set[Path] = set()
         sockets = [socket.socket(fileno=number) for number in child.settings["sockets"]]
         self.web = WebServer(sockets, self)
 
@@ -118,8 +118,8 @@ class Daemon:
             answer(self, connection, message)
 
     def _take(self, tick: Tick) -> None:
-        if len(self.feed.rings) != self._columns_seen:
-            self._columns_seen = len(self.feed.rings)
+        if self._rings_seen != self.feed.rings.keys():
+            self._rings_seen = set(self.feed.rings)
             self.totals.attach(self.feed.columns)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:

@@ -126,7 +126,10 @@ class Feed:
 
     def _look_for_manifests(self) -> None:
         for path in self._runtime.glob("*.json"):
-            stat = path.stat()
+            try:
+                stat = path.stat()
+            except FileNotFoundError:  # its sampler was switched off
+                continue
             mark = (stat.st_ino, stat.st_mtime_ns)
             if self._seen.get(path) == mark:
                 continue

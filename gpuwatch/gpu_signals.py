@@ -69,7 +69,12 @@ UTILIZATION = Signal(
     refresh_seconds=0.2,
 )
 CLOCK_LIMIT = Signal(
-    "gpu_clock_limit_hertz", "Highest clock of this part.", Kind.GAUGE, "hertz", label="clock"
+    "gpu_clock_limit_hertz",
+    "Highest clock of this part.",
+    Kind.GAUGE,
+    "hertz",
+    label="clock",
+    bounds=(1.0, 1e10),
 )
 POWER_LIMIT = Signal(
     "gpu_power_limit_watts",
@@ -77,6 +82,7 @@ POWER_LIMIT = Signal(
     Kind.GAUGE,
     "watts",
     label="limit",
+    bounds=(0.5, 20_000.0),
 )
 
 SLOW_SIGNALS = (

@@ -68,6 +68,7 @@ class SamplerChannels:
     def __init__(self, runtime: Path) -> None:
         self._runtime = runtime
         self._connections: dict[str, tuple[int, Connection]] = {}
+        self._heard: dict[str, tuple[int, int]] = {}  # generation, number of its last event
         self.errors: dict[str, dict[str, int]] = {}
         self._ended: dict[str, dict[str, int]] = {}
         self.states: dict[str, str] = {}
@@ -101,7 +102,11 @@ class SamplerChannels:
         if old is not None:
             old[1].close()
         connection = connect(self._runtime / f"{duty}.{generation}.sock")
-        if connection is not None and connection.send({"command": "events", "after": -1}):
+        if connection is None:
+            return
+        if self._heard.get(duty, (0, 0))[0] != generation:
+            self._heard[duty] = (generation, 0)
+        if connection.send({"command": "events", "after": -1}):
             self._connections[duty] = (generation, connection)
 
     def _hear(self, duty: str, connection: Connection) -> list[tuple[str, Event]]:
@@ -109,7 +114,11 @@ class SamplerChannels:
         try:
             while (message := connection.receive()) is not None:
                 if "event" in message:
-                    events.append((duty, Event.from_json(message["event"])))
+                    generation, last = self._heard[duty]
+                    number = int(message["sequence"])
+                    if number > last:  # after a lost connection all are told again
+                        self._heard[duty] = (generation, number)
+                        events.append((duty, Event.from_json(message["event"])))
                 elif "state" in message:
                     self._take_state(message["state"])
         except EOFError:

@@ -162,6 +162,9 @@ class RingWindows:
         bounds = [column.signal.bounds or (-math.inf, math.inf) for column in self._gauge_columns]
         self._low = np.array([low for low, _ in bounds], np.float64)
         self._high = np.array([high for _, high in bounds], np.float64)
+        self._is_bits = np.array(
+            [c.signal.kind is Kind.BITS for c in self._integer_columns], np.bool_
+        )
         self._last_integers = np.full(schema.integers, UNKNOWN_INTEGER, np.int64)
         self._unknown_bits: dict[int, set[int]] = {}
         self._refresh_ns = np.array(
@@ -208,7 +211,7 @@ class RingWindows:
         gauges = rows["gauges"].astype(np.float64)
         known = (gauges >= self._low) & (gauges <= self._high)
         integers = rows["integers"]
-        known_integers = integers != UNKNOWN_INTEGER
+        known_integers = (integers != UNKNOWN_INTEGER) & ~(self._is_bits & _is_marker(integers))
         samples, missing = self._count_slots(tick, rows, np.hstack([known_integers, known]))
         split = self.schema.integers
         self._calibrate(fresh)
@@ -417,6 +420,12 @@ class RingWindows:
                 rise * scale,
             ),
         )
+
+
+def _is_marker(bits: Integers) -> Bools:
+    """Say which words of bits are all ones of 32 or 64 bits: drivers' markers for no value."""
+    marker: Bools = (bits < 0) | (bits == 0xFFFFFFFF)
+    return marker
 
 
 def _shortest(value: np.float64) -> float:

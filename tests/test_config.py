@@ -433,7 +433,7 @@ def test_any_text_is_an_address_or_refused(text):
 def test_sources(tmp_path):
     """Each kind of source is understood; a recording is found as an absolute path."""
     recording = tmp_path / "a.gwr"
-    recording.touch()
+    recording.symlink_to(config.BUNDLED_RECORDING)
     relative = os.path.relpath(recording)
 
     def source(text):
@@ -449,14 +449,12 @@ def test_sources(tmp_path):
 
 def test_bundled_recording(tmp_path, monkeypatch):
     """`replay:bundled` is the recording that comes with gpuwatch."""
+    assert load(None, {}, "replay:bundled")["source"]["file"] == str(config.BUNDLED_RECORDING)
+
     monkeypatch.setattr(config, "BUNDLED_RECORDING", tmp_path / "h200.gwr")
     assert faults(None, {}, "replay:bundled") == [
         f"--source: {tmp_path}/h200.gwr: no such recording"
     ]
-
-    config.BUNDLED_RECORDING.touch()
-
-    assert load(None, {}, "replay:bundled")["source"]["file"] == str(config.BUNDLED_RECORDING)
 
 
 @pytest.mark.parametrize("wrong", ["", "dcgm", "replay", "replay:", "nvml:x", "simulatedx"])
@@ -510,7 +508,7 @@ def test_automatic_directories_of_a_user(monkeypatch, tmp_path):
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
     recording = tmp_path / "a.gwr"
-    recording.touch()
+    recording.symlink_to(config.BUNDLED_RECORDING)
 
     assert directories(f"replay:{recording}") == (
         "/tmp/gpuwatch-1000-replay",

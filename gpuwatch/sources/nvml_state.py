@@ -11,6 +11,7 @@ pynvml's own functions allocate on each call.
 
 import contextlib
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,7 @@ class Gpu:
     excluded: bool
     handle: Any = None
     labels: dict[str, str] = field(default_factory=dict)
+    constants: list[tuple[Column, float]] = field(default_factory=list)
     retry_ns: int = 0
 
     @property
@@ -125,6 +127,7 @@ class NvmlState:
         self._cells: list[Cell] = []
         self._rows: list[tuple[list[float], list[HotCell]]] = []  # each row with its hot cells
         self._up: dict[Gpu, list[float]] = {}
+        self._groups: tuple[Group, ...] = ()
         self._lost: dict[Gpu, int] = {}
         self._fatal = ""
 
@@ -149,33 +152,27 @@ class NvmlState:
         self._gpus = [
             Gpu(index, bus_id, bus_id in context.excluded) for index, bus_id in enumerate(bus_ids)
         ]
-        constants: list[tuple[Column, float]] = []
         for gpu in self._gpus:
             gpu.labels = {"pci_bus_id": gpu.bus_id, "numa": numa_node(context.sysfs, gpu.bus_id)}
             self._words[page.READING] = gpu.index
-            if not gpu.excluded and self._attach(gpu):
-                constants += self._constants(gpu)
+            if not gpu.excluded:
+                self._attach(gpu)
         period = int(context.settings["config"]["state"]["period_ms"] * MILLISECOND_NS)
-        groups = (self._fast_group(period), *self._slow_groups(period))
+        self._groups = (self._fast_group(period), *self._slow_groups(period))
         self._choose_cells()
         self._words[page.READING] = page.NOT_READING
-        return Opened(
-            groups,
-            tuple(
-                EntityInfo(gpu.entity, {key: text for key, text in gpu.labels.items() if text})
-                for gpu in self._gpus
-            ),
-            tuple(constants),
-        )
+        return self._opened()
 
-    def housekeep(self, now_ns: int) -> None:
+    def housekeep(self, now_ns: int) -> Opened | None:
         """Give up on GPUs that are gone, and try lost ones and silent calls again.
 
+        Returns what is there now when a GPU came back: maybe another one in the same place.
         Raises SourceUnavailable when the driver was unloaded or replaced.
         """
         if self._fatal:
             raise SourceUnavailable(self._fatal)
         lost, self._lost = self._lost, {}
+        returned = False
         for gpu in self._gpus:
             silent = all(cell.probe_ns for cell in self._cells if cell.gpu is gpu)
             if gpu.handle is not None and (gpu in lost or silent):
@@ -185,18 +182,28 @@ class NvmlState:
                 self._tell(gpu, "gpu_lost", reason)
             elif gpu.handle is None and not gpu.excluded and now_ns >= gpu.retry_ns:
                 self._words[page.READING] = gpu.index
-                if self._attach(gpu):
+                if self._attach(gpu) and self._answers(gpu):
                     self._tell(gpu, "gpu_returned", "")
+                    returned = True
                 self._words[page.READING] = page.NOT_READING
         for cell in self._cells:
             if cell.probe_ns and now_ns >= cell.probe_ns:
                 cell.probe_ns = cell.failing_since_ns = 0
         self._choose_cells()
+        return self._opened() if returned else None
 
     def close(self) -> None:
         """Let go of the driver."""
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+    def _opened(self) -> Opened:
+        infos = [
+            EntityInfo(gpu.entity, {key: text for key, text in gpu.labels.items() if text})
+            for gpu in self._gpus
+        ]
+        constants = [constant for gpu in self._gpus for constant in gpu.constants]
+        return Opened(self._groups, tuple(infos), tuple(constants))
 
     def _attach(self, gpu: Gpu) -> bool:
         """Get the GPU's handle and identity; False if it does not answer."""
@@ -213,14 +220,24 @@ class NvmlState:
         for label, query in IDENTITY:
             with contextlib.suppress(pynvml.NVMLError):  # what a GPU has not is not listed
                 gpu.labels[label] = str(query(handle))
-        return True
-
-    def _constants(self, gpu: Gpu) -> list[tuple[Column, float]]:
-        found = []
+        gpu.constants.clear()
         for signal, label, query in CONSTANTS:
             with contextlib.suppress(pynvml.NVMLError):
-                found.append((Column(gpu.entity, signal, label), query(gpu.handle)))
-        return found
+                value = query(handle)
+                low, high = signal.bounds or (-math.inf, math.inf)
+                if low <= value <= high:
+                    gpu.constants.append((Column(gpu.entity, signal, label), value))
+        return True
+
+    def _answers(self, gpu: Gpu) -> bool:
+        """Try each call of a GPU that came back: some give a handle to one that is still lost."""
+        for cell in [cell for cell in self._cells if cell.gpu is gpu]:
+            if cell.call(gpu.handle, *cell.rest) in GONE:
+                gpu.handle = None
+                gpu.retry_ns = monotonic_ns() + LOST_RETRY_NS
+                return False
+            cell.probe_ns = cell.failing_since_ns = 0
+        return True
 
     def _fast_group(self, period_ns: int) -> Group:
         count = len(self._gpus)
@@ -280,7 +297,7 @@ class NvmlState:
             return  # an older driver's library lacks the symbol: the series is absent
         wide = call in REASON_CALLS
         # Two words, because nvmlUtilization_t is two unsigned ints, of which the first is wanted.
-        memory = (ctypes.c_ulonglong if wide else ctypes.c_uint * 2)()
+        memory = (ctypes.c_longlong if wide else ctypes.c_uint * 2)()
         answer = memory if wide else ctypes.c_uint.from_buffer(memory)
         rest = (*enums, ctypes.byref(memory))
         unknown = UNKNOWN_INTEGER if wide else UNKNOWN_GAUGE

@@ -101,7 +101,7 @@ class SimulatedState:
             ),
         )
 
-    def housekeep(self, now_ns: int) -> Opened | None:
+    def housekeep(self, now_ns: int) -> None:
         """Tell when the scenario's fault starts."""
         scripted = self._scenario in ("thermal", "gpu-lost", "gpu-hang")
         if scripted and not self._fault_told and now_ns >= self._start_ns - SECOND_NS:
