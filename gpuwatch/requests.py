@@ -57,7 +57,7 @@ def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: 
     if duty is None:
         known = ", ".join(sorted(daemon.feed.states)) or "none"
         connection.send({"error": f"source {source}: not one of {known}"})
-    elif not 0 <= scale <= 10_000:
+    elif scale != 0 and not 1 <= scale <= 10_000:
         connection.send({"error": f"scale {scale:g}: 0 (off) or 1 to 10000 times the period"})
     elif daemon.samplers.send(duty, {"command": "interval", "source": source, "scale": scale}):
         connection.send({"source": source, "scale": scale})
