@@ -10,8 +10,8 @@ from gpuwatch.source import Source
 from gpuwatch.sources.nvml_state import NvmlState
 from gpuwatch.sources.simulated import SimulatedState
 
-SOURCES: dict[str, tuple[type[NvmlState], ...]] = {"state": (NvmlState,)}
-SIMULATED: dict[str, tuple[type[SimulatedState], ...]] = {"state": (SimulatedState,)}
+SOURCES: dict[str, tuple[type[Source], ...]] = {"state": (NvmlState,)}
+SIMULATED: dict[str, tuple[type[Source], ...]] = {"state": (SimulatedState,)}
 
 
 def sources_of(duty: str, settings: Mapping[str, Any]) -> list[Source]:
