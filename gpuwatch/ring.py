@@ -35,6 +35,9 @@ W_MAGIC, W_SCHEMA_BYTES, W_CAPACITY, W_ROW_BYTES, W_ROWS_OFFSET = range(5)
 W_HEAD, W_WATERMARK, W_HEARTBEAT, W_PERIOD, W_TRIPLE_COUNT = range(5, 10)
 W_TRIPLES = 16
 
+# A folder per runtime directory, of mode 0750, whose owner is checked.
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
 
 @dataclass(frozen=True, slots=True)
 class RingSchema:
@@ -298,19 +301,28 @@ class RingReader:
 def ring_directory(runtime: Path) -> Path:
     """Return where rings live: `runtime` if it is in memory, else a folder in shared memory.
 
-    A ring on a disk would be written back for ever.
+    A ring on a disk would be written back for ever. Raises ConfigError if there is no such place.
     """
-    if _filesystem(runtime) in {"tmpfs", "ramfs"}:
+    if in_memory(runtime):
         return runtime
-    name = "gpuwatch" + str(runtime.resolve()).replace("/", "-")
-    directory = Path("/dev/shm") / name  # noqa: S108 - per runtime directory, mode 0750, own user
-    directory.mkdir(mode=0o750, exist_ok=True)
+    directory = SHARED_MEMORY / ("gpuwatch" + str(runtime.resolve()).replace("/", "-"))
+    try:
+        directory.mkdir(mode=0o750, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory}: {error.strerror}: make it writable, or put paths.runtime on a tmpfs"
+        ) from error
     if directory.stat().st_uid != os.geteuid():
         raise ConfigError(f"{directory}: belongs to another user: remove it, or move paths.runtime")
     return directory
 
 
-def _filesystem(path: Path) -> str:
+def in_memory(path: Path) -> bool:
+    """Return whether what is written below `path` stays in memory."""
+    return filesystem(path) in {"tmpfs", "ramfs"}
+
+
+def filesystem(path: Path) -> str:
     """Return the type of the file system that holds `path`, from /proc/self/mounts."""
     resolved = path.resolve()
     best, kind = -1, ""

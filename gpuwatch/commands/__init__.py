@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
+from gpuwatch.commands.check import Check
 from gpuwatch.commands.record import Record
 from gpuwatch.commands.replay import Replay
 from gpuwatch.commands.run import Run
@@ -24,4 +25,4 @@ class Command(Protocol):
         """Do it and return the exit code; raises GpuwatchError for what the user can mend."""
 
 
-COMMANDS: tuple[Command, ...] = (Run(), Record(), Replay())
+COMMANDS: tuple[Command, ...] = (Run(), Check(), Record(), Replay())
