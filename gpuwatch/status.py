@@ -42,6 +42,8 @@ def snapshot(daemon: "Daemon") -> Snapshot:
                 period_achieved_seconds=ring.windows.achieved_seconds,
                 errors=daemon.samplers.total_errors(schema.source),
             )
+    nvml_up = _nvml_up(daemon)
+    visible = sum(_answers(daemon, gpu) for gpu in gpus)
     return Snapshot(
         totals=daemon.totals,
         ticks=daemon.ticks,
@@ -55,8 +57,8 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         signal_refresh=refresh,
         signal_sources=feeders,
         released={source: state == "off" for source, state in daemon.feed.states.items()},
-        nvml_up=_nvml_up(daemon),
-        gpus_visible=sum(_answers(daemon, gpu) for gpu in gpus),
+        nvml_up=nvml_up,
+        gpus_visible=visible if nvml_up is not None else None,
         gpus_pci=pci,
         gpus_expected=daemon.config["gpus"]["expected"] or pci,
         recordings=daemon.recordings,
@@ -89,7 +91,7 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         "realtime_ns": clocks.realtime_ns,
         "alerts": [alert_json(alert) for alert in alerts],
         "gpus": [
-            {**info.labels, "values": _values(shown, info.entity)}
+            {"gpu": info.entity.id, **info.labels, "values": _values(shown, info.entity)}
             for info in shown.entities
             if info.entity.kind == "gpu"
         ],
