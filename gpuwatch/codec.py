@@ -28,7 +28,7 @@ from gpuwatch.errors import RecordingError
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import Column, Entity, Signal
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import row_dtype
+from gpuwatch.summation import row_dtype
 
 FORMAT = 1
 MAX_RAW_BYTES = 64 * 1024 * 1024
@@ -139,7 +139,7 @@ class Block(NamedTuple):
 
 
 class RowsBlock(NamedTuple):
-    """Rows of one ring in order of time, laid out as `window.row_dtype` says.
+    """Rows of one ring in order of time, laid out as `summation.row_dtype` says.
 
     `ring` counts the file's ring schemas. `period_ns` is the time between rows that was in force.
     No row in this block or any later one is before `floor_ns`, whatever its ring.

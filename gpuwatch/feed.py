@@ -18,7 +18,8 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.ring import RingReader
 from gpuwatch.signals import Column, Entity, Event, Signal
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import TICK_NS, RingWindows, Tick, Window
+from gpuwatch.summation import RingWindows
+from gpuwatch.window import TICK_NS, Tick, Window
 
 log = logging.getLogger("gpuwatch.feed")
 

@@ -18,7 +18,8 @@ from gpuwatch.errors import RecordingError
 from gpuwatch.recording import EventsBlock, RecordingReader
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Event, Kind
-from gpuwatch.window import HOLD_PERIODS, TICK_NS, row_dtype
+from gpuwatch.summation import HOLD_PERIODS, row_dtype
+from gpuwatch.window import TICK_NS
 
 MAX_GRID_NS = 10 * SECOND_NS
 

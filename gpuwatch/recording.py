@@ -41,7 +41,7 @@ from gpuwatch.errors import ConfigError, GpuwatchError, RecordingError
 from gpuwatch.ring import RingReader, RingSchema
 from gpuwatch.signals import Entity, Event
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import row_dtype
+from gpuwatch.summation import row_dtype
 
 SORT = "recording"
 HEAD, ROWS, EVENTS, ALERTS, END = b"HEAD", b"ROWS", b"EVNT", b"ALRT", b"END\0"

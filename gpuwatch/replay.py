@@ -26,7 +26,8 @@ from gpuwatch.playback import Playback, Step, reach_ns
 from gpuwatch.recording import RecordingReader
 from gpuwatch.ring import RingWriter
 from gpuwatch.signals import Entity, Event
-from gpuwatch.window import TICK_NS, RingWindows, Tick, Window, put
+from gpuwatch.summation import RingWindows
+from gpuwatch.window import TICK_NS, Tick, Window, put
 
 BATCH_SECONDS = 0.005
 EVENTS_KEPT = 1000

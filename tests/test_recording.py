@@ -22,7 +22,7 @@ from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, Record
 from gpuwatch.ring import RingReader, RingSchema, RingWriter
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Entity, Event, Kind, Signal
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import RingWindows, row_dtype
+from gpuwatch.summation import RingWindows, row_dtype
 
 GPU = Entity("gpu", "0")
 BUS = Entity("gpu", "0000:1b:00.0")

@@ -30,7 +30,8 @@ from gpuwatch.replay import ticks
 from gpuwatch.ring import RingReader, RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Entity, Event, Kind, Signal
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import TICK_NS, RingWindows, Tick, row_dtype
+from gpuwatch.summation import RingWindows, row_dtype
+from gpuwatch.window import TICK_NS, Tick
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000

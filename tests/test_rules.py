@@ -13,7 +13,8 @@ from gpuwatch.ring import RingSchema
 from gpuwatch.rules import RULES
 from gpuwatch.rules import gpu as gpu_rules
 from gpuwatch.signals import Column, Entity, column_name
-from gpuwatch.window import RingWindows, Tick
+from gpuwatch.summation import RingWindows
+from gpuwatch.window import Tick
 
 SECOND = 1_000_000_000
 CLOCK_NAME = 'gpu_clock_hertz{clock="sm"}'

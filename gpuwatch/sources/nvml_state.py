@@ -18,11 +18,12 @@ from typing import Any
 
 import pynvml
 
+from gpuwatch import nvml
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable
-from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, POWER_LIMIT, SLOW_SIGNALS, THROTTLE
-from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event, Signal
+from gpuwatch.gpu_signals import CLOCK, SLOW_SIGNALS, THROTTLE
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event
 from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
 from gpuwatch.topology import numa_node, pci_gpus
 
@@ -34,30 +35,10 @@ REASON_CALLS = (  # drivers before 535 have only the second
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
-CLOCK_SM, CLOCK_MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 TURNS = 8  # slow groups take turns: one GPU a tick, each once in at least so many ticks
 SILENT_NS = 3 * SECOND_NS  # a call that failed this long is left alone...
 PROBE_NS = 60 * SECOND_NS  # ...and tried again this often
 LOST_RETRY_NS = 5 * SECOND_NS
-GONE = frozenset(
-    {
-        pynvml.NVML_ERROR_GPU_IS_LOST,
-        pynvml.NVML_ERROR_GPU_NOT_FOUND,
-        pynvml.NVML_ERROR_RESET_REQUIRED,
-    }
-)
-DRIVER_GONE = frozenset(
-    {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    }
-)
-ERROR_NAMES = {
-    value: name.removeprefix("NVML_ERROR_").lower()
-    for name, value in vars(pynvml).items()
-    if name.startswith("NVML_ERROR_") and isinstance(value, int)
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -141,9 +122,9 @@ class NvmlState:
             # This touches no GPU; each is attached when its handle is asked for, so a sick one
             # spoils nothing for the others. With NO_ATTACH no handle is ever found (H200, 580).
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-            bus_ids = pci_gpus(context.sysfs) or _enumerate()
+            bus_ids = pci_gpus(context.sysfs) or nvml.bus_ids()
         except pynvml.NVMLError as error:
-            raise SourceUnavailable(_advice(error.value)) from error
+            raise SourceUnavailable(nvml.advice(error.value)) from error
         self._library = pynvml.nvmlLib
         bus_ids = [bus_id for bus_id in bus_ids if context.only in (None, bus_id)]
         if not bus_ids:
@@ -178,7 +159,7 @@ class NvmlState:
             if gpu.handle is not None and (gpu in lost or silent):
                 gpu.handle = None
                 gpu.retry_ns = now_ns + LOST_RETRY_NS
-                reason = _reason(lost[gpu]) if gpu in lost else "no call answers"
+                reason = nvml.reason(lost[gpu]) if gpu in lost else "no call answers"
                 self._tell(gpu, "gpu_lost", reason)
             elif gpu.handle is None and not gpu.excluded and now_ns >= gpu.retry_ns:
                 self._words[page.READING] = gpu.index
@@ -211,17 +192,17 @@ class NvmlState:
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.bus_id)
             gpu.labels["uuid"] = pynvml.nvmlDeviceGetUUID(handle)
         except pynvml.NVMLError as error:
-            self.findings.errors[f"attach {_reason(error.value)}"] += 1
+            self.findings.errors[f"attach {nvml.reason(error.value)}"] += 1
             if not gpu.retry_ns:
-                self._tell(gpu, "gpu_unreachable", _reason(error.value))
+                self._tell(gpu, "gpu_unreachable", nvml.reason(error.value))
             gpu.retry_ns = monotonic_ns() + LOST_RETRY_NS
             return False
         gpu.handle = handle
-        for label, query in IDENTITY:
+        for label, query in nvml.IDENTITY:
             with contextlib.suppress(pynvml.NVMLError):  # what a GPU has not is not listed
                 gpu.labels[label] = str(query(handle))
         gpu.constants.clear()
-        for signal, label, query in CONSTANTS:
+        for signal, label, query in nvml.CONSTANTS:
             with contextlib.suppress(pynvml.NVMLError):
                 value = query(handle)
                 low, high = signal.bounds or (-math.inf, math.inf)
@@ -232,7 +213,7 @@ class NvmlState:
     def _answers(self, gpu: Gpu) -> bool:
         """Try each call of a GPU that came back: some give a handle to one that is still lost."""
         for cell in [cell for cell in self._cells if cell.gpu is gpu]:
-            if cell.call(gpu.handle, *cell.rest) in GONE:
+            if cell.call(gpu.handle, *cell.rest) in nvml.GONE:
                 gpu.handle = None
                 gpu.retry_ns = monotonic_ns() + LOST_RETRY_NS
                 return False
@@ -244,7 +225,9 @@ class NvmlState:
         row: list[float] = [UNKNOWN_INTEGER] * count + [UNKNOWN_GAUGE] * count
         for gpu in self._gpus:
             self._add_cell(gpu, row, gpu.index, self._reasons_call(gpu), (), 1)
-            self._add_cell(gpu, row, count + gpu.index, "nvmlDeviceGetClockInfo", (CLOCK_SM,), 1e6)
+            self._add_cell(
+                gpu, row, count + gpu.index, "nvmlDeviceGetClockInfo", (nvml.CLOCK_SM,), 1e6
+            )
         columns = [Column(gpu.entity, THROTTLE) for gpu in self._gpus]
         columns += [Column(gpu.entity, CLOCK, "sm") for gpu in self._gpus]
         return Group("fast", tuple(columns), period_ns, self._reader(row))
@@ -257,7 +240,7 @@ class NvmlState:
             self._add_field(gpu, row, 2, pynvml.NVML_FI_DEV_MEMORY_TEMP)
             if not self._add_field(gpu, row, 3, pynvml.NVML_FI_DEV_POWER_INSTANT):
                 self._add_cell(gpu, row, 3, "nvmlDeviceGetPowerUsage", (), 1e-3)
-            self._add_cell(gpu, row, 4, "nvmlDeviceGetClockInfo", (CLOCK_MEMORY,), 1e6)
+            self._add_cell(gpu, row, 4, "nvmlDeviceGetClockInfo", (nvml.CLOCK_MEMORY,), 1e6)
             self._add_cell(gpu, row, 5, "nvmlDeviceGetUtilizationRates", (), 1e-2)
             groups.append(
                 Group(
@@ -362,12 +345,12 @@ class NvmlState:
     def _fail(self, cell: Cell, result: int) -> None:
         """Leave the place unknown; note calls and GPUs that keep failing, for the upkeep."""
         cell.row[cell.position] = cell.unknown
-        self.findings.errors[f"{cell.name} {_reason(result)}"] += 1
+        self.findings.errors[f"{cell.name} {nvml.reason(result)}"] += 1
         now = monotonic_ns()
         cell.failing_since_ns = cell.failing_since_ns or now
-        if result in DRIVER_GONE:
-            self._fatal = _advice(result)
-        elif result in GONE:
+        if result in nvml.DRIVER_GONE:
+            self._fatal = nvml.advice(result)
+        elif result in nvml.GONE:
             self._up[cell.gpu][0] = 0.0
             self._lost[cell.gpu] = result
         elif now - cell.failing_since_ns > SILENT_NS and not cell.probe_ns:
@@ -375,45 +358,3 @@ class NvmlState:
 
     def _tell(self, gpu: Gpu, name: str, detail: str) -> None:
         self.findings.events.append(Event(monotonic_ns(), gpu.entity, name, detail))
-
-
-IDENTITY: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("name", pynvml.nvmlDeviceGetName),
-    ("nvml_index", pynvml.nvmlDeviceGetIndex),
-    ("minor", pynvml.nvmlDeviceGetMinorNumber),
-    ("module_id", pynvml.nvmlDeviceGetModuleId),
-    ("serial", pynvml.nvmlDeviceGetSerial),
-    ("vbios", pynvml.nvmlDeviceGetVbiosVersion),
-    ("driver", lambda _handle: pynvml.nvmlSystemGetDriverVersion()),
-)
-CONSTANTS: tuple[tuple[Signal, str, Callable[[Any], float]], ...] = (
-    (CLOCK_LIMIT, "sm", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_SM) * 1e6),
-    (CLOCK_LIMIT, "memory", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_MEMORY) * 1e6),
-    (POWER_LIMIT, "enforced", lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) * 1e-3),
-)
-
-
-def _enumerate() -> list[str]:
-    """Return addresses as NVML lists them: where a container hides the PCI bus."""
-    found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
-        found.append(f"{int(domain, 16):04x}:{rest}")
-    return sorted(found)
-
-
-def _reason(result: int) -> str:
-    return str(ERROR_NAMES.get(result, f"error_{result}"))
-
-
-def _advice(result: int) -> str:
-    advice = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver",
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel module",
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            "library and kernel module are of different versions: reload the module or reboot"
-        ),
-        pynvml.NVML_ERROR_NO_PERMISSION: "allow this user to open /dev/nvidiactl",
-    }.get(result, "see the kernel log")
-    return f"nvml: {_reason(result)}: {advice}"

@@ -1,0 +1,73 @@
+"""What every source that speaks NVML needs: its errors in words, and what a GPU is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from gpuwatch.gpu_signals import CLOCK_LIMIT, POWER_LIMIT
+from gpuwatch.signals import Signal
+
+CLOCK_SM, CLOCK_MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+    }
+)
+DRIVER_GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+ERROR_NAMES = {
+    value: name.removeprefix("NVML_ERROR_").lower()
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_") and isinstance(value, int)
+}
+
+IDENTITY: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("name", pynvml.nvmlDeviceGetName),
+    ("nvml_index", pynvml.nvmlDeviceGetIndex),
+    ("minor", pynvml.nvmlDeviceGetMinorNumber),
+    ("module_id", pynvml.nvmlDeviceGetModuleId),
+    ("serial", pynvml.nvmlDeviceGetSerial),
+    ("vbios", pynvml.nvmlDeviceGetVbiosVersion),
+    ("driver", lambda _handle: pynvml.nvmlSystemGetDriverVersion()),
+)
+CONSTANTS: tuple[tuple[Signal, str, Callable[[Any], float]], ...] = (
+    (CLOCK_LIMIT, "sm", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_SM) * 1e6),
+    (CLOCK_LIMIT, "memory", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_MEMORY) * 1e6),
+    (POWER_LIMIT, "enforced", lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) * 1e-3),
+)
+
+
+def bus_ids() -> list[str]:
+    """Return addresses as NVML lists them: where a container hides the PCI bus."""
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
+        found.append(f"{int(domain, 16):04x}:{rest}")
+    return sorted(found)
+
+
+def reason(result: int) -> str:
+    """Return the name of an NVML result, in small letters."""
+    return str(ERROR_NAMES.get(result, f"error_{result}"))
+
+
+def advice(result: int) -> str:
+    """Return the line that tells a user why NVML does not work and what to do."""
+    fix = {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver",
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel module",
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "library and kernel module are of different versions: reload the module or reboot"
+        ),
+        pynvml.NVML_ERROR_NO_PERMISSION: "allow this user to open /dev/nvidiactl",
+    }.get(result, "see the kernel log")
+    return f"nvml: {reason(result)}: {fix}"

@@ -1,0 +1,330 @@
+"""Summation: the rows of a ring become windows, tick by tick.
+
+A value holds until the next read, at most two periods; after that its time is uncovered. Samples
+are counted in slots of the signal's refresh, as declared and then as measured.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuwatch.calibration import RefreshEstimator
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.ring import RingSchema
+from gpuwatch.signals import UNKNOWN_INTEGER, Column, Kind, column_name
+from gpuwatch.window import Floats, Rows, Tick, TimeHistogram, Window, put
+
+HOLD_PERIODS = 2
+CALIBRATION_TICKS = 40
+
+Integers = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def row_dtype(schema: RingSchema) -> np.dtype[Any]:
+    """Return the numpy layout of a ring's rows, as `RingSchema.row_format` packs them."""
+    integers = 16
+    gauges = integers + 8 * schema.integers
+    sequence = gauges + 4 * (schema.gauges + schema.gauges % 2)
+    return np.dtype(
+        {
+            "names": ["time_ns", "late", "read", "integers", "gauges", "sequence"],
+            "formats": [
+                "<i8",
+                "<f4",
+                "<f4",
+                ("<i8", (schema.integers,)),
+                ("<f4", (schema.gauges,)),
+                "<i8",
+            ],
+            "offsets": [0, 8, 12, integers, gauges, sequence],
+            "itemsize": sequence + 8,
+        }
+    )
+
+
+class RingWindows:
+    """Turns the rows of one ring into windows; rows come in order, ticks are closed in order."""
+
+    def __init__(self, schema: RingSchema) -> None:
+        self.schema = schema
+        self.period_ns = schema.period_ns
+        self._dtype = row_dtype(schema)
+        self._pending = np.empty(0, self._dtype)
+        self._held = np.empty(0, self._dtype)  # the last row before the tick to come
+        self._integer_columns = schema.columns[: schema.integers]
+        self._gauge_columns = schema.columns[schema.integers :]
+        bounds = [column.signal.bounds or (-math.inf, math.inf) for column in self._gauge_columns]
+        self._low = np.array([low for low, _ in bounds], np.float64)
+        self._high = np.array([high for _, high in bounds], np.float64)
+        self._is_bits = np.array(
+            [c.signal.kind is Kind.BITS for c in self._integer_columns], np.bool_
+        )
+        self._last_integers = np.full(schema.integers, UNKNOWN_INTEGER, np.int64)
+        self._unknown_bits: dict[int, set[int]] = {}
+        self._refresh_ns = np.array(
+            [int(column.signal.refresh_seconds * SECOND_NS) for column in schema.columns], np.int64
+        )
+        self._epoch_ns: int | None = None  # slots are counted from the first row
+        self._open_slot = np.zeros(len(schema.columns), np.bool_)
+        self._estimator = RefreshEstimator(schema.gauges)
+        self._ticks = 0
+        self.achieved_seconds: float | None = None  # time between rows in the newest tick
+
+    def refresh_seconds(self) -> dict[Column, float]:
+        """Return the refresh of each gauge that calibration has measured."""
+        found = {}
+        for index, column in enumerate(self._gauge_columns):
+            refresh = self._estimator.refresh_ns(index)
+            if refresh is not None:
+                found[column] = refresh / SECOND_NS
+        return found
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """Time of the first row not yet closed, None if there is none."""
+        return int(self._pending["time_ns"][0]) if len(self._pending) else None
+
+    def add(self, rows: bytes) -> npt.NDArray[Any]:
+        """Take rows as the ring reader returns them; return them as a structured array."""
+        array = np.frombuffer(rows, self._dtype)
+        self._pending = np.concatenate([self._pending, array]) if len(self._pending) else array
+        return array
+
+    def close(self, tick: Tick) -> None:
+        """Sum up the rows before the tick's end and put the windows into the tick."""
+        split = int(np.searchsorted(self._pending["time_ns"], tick.end_ns))
+        fresh, self._pending = self._pending[:split], self._pending[split:]
+        rows = np.concatenate([self._held, fresh])
+        if len(rows):
+            self._held = rows[-1:]
+        times = rows["time_ns"].astype(np.int64)
+        limits = times + HOLD_PERIODS * self.period_ns
+        ends = np.minimum(np.append(times[1:], tick.end_ns), np.minimum(limits, tick.end_ns))
+        spans = np.maximum(ends - np.maximum(times, tick.start_ns), 0)
+
+        gauges = rows["gauges"].astype(np.float64)
+        known = (gauges >= self._low) & (gauges <= self._high)
+        integers = rows["integers"]
+        known_integers = (integers != UNKNOWN_INTEGER) & ~(self._is_bits & _is_marker(integers))
+        samples, missing = self._count_slots(tick, rows, np.hstack([known_integers, known]))
+        split = self.schema.integers
+        self._calibrate(fresh)
+        self._close_gauges(tick, gauges, known, spans, samples[split:], missing[split:])
+        for index, column in enumerate(self._integer_columns):
+            counts = (int(samples[index]), int(missing[index]))
+            cells = (integers[:, index], known_integers[:, index], spans)
+            if column.signal.kind is Kind.BITS:
+                self._close_bits(tick, index, column, *cells, *counts)
+            else:
+                self._close_counter(tick, index, column, *cells, *counts)
+        tick.rows.append(
+            Rows(
+                self.schema.duty,
+                self.schema.source,
+                fresh["late"].astype(np.float64),
+                fresh["read"].astype(np.float64),
+                int(missing.max(initial=0)) if not len(fresh) else self._skipped(tick, fresh),
+            )
+        )
+
+    def _calibrate(self, fresh: npt.NDArray[Any]) -> None:
+        """Count samples by measured refreshes; they are looked at anew every few seconds."""
+        self._estimator.add(fresh["time_ns"], fresh["gauges"], self.period_ns)
+        if len(fresh) > 1:
+            span = int(fresh["time_ns"][-1] - fresh["time_ns"][0])
+            self.achieved_seconds = span / (len(fresh) - 1) / SECOND_NS
+        self._ticks += 1
+        if self._ticks % CALIBRATION_TICKS:
+            return
+        for index in range(self.schema.gauges):
+            refresh = self._estimator.refresh_ns(index)
+            if refresh is not None:
+                self._refresh_ns[self.schema.integers + index] = refresh
+
+    def _skipped(self, tick: Tick, fresh: npt.NDArray[Any]) -> int:
+        """Return how many planned reads of the tick did not happen."""
+        return max(0, (tick.end_ns - tick.start_ns) // self.period_ns - len(fresh))
+
+    def _count_slots(
+        self, tick: Tick, rows: npt.NDArray[Any], known: Bools
+    ) -> tuple[Integers, Integers]:
+        """Count, per column, refresh slots that ended in the tick with and without a value.
+
+        A row belongs to the slot of the time it was due, so lateness does not lose a slot.
+        """
+        due = rows["time_ns"] - (rows["late"].astype(np.float64) * 1e9).astype(np.int64)
+        if self._epoch_ns is None:
+            self._epoch_ns = int(due[0]) if len(due) else tick.start_ns
+        due = due - self._epoch_ns
+        samples = np.zeros(known.shape[1], np.int64)
+        missing = np.zeros(known.shape[1], np.int64)
+        widths = np.maximum(self._refresh_ns, self.period_ns)
+        for width in np.unique(widths):
+            columns = np.flatnonzero(widths == width)
+            first = (tick.start_ns - self._epoch_ns) // width
+            end = (tick.end_ns - self._epoch_ns) // width
+            slots = np.arange(first, end + 1)
+            edges = np.searchsorted(due // width, slots)
+            sums = np.vstack([np.zeros(len(columns), np.int64), known[:, columns].cumsum(axis=0)])
+            counts = sums[np.append(edges[1:], len(rows))] - sums[edges]
+            caught = counts > 0
+            caught[0] |= self._open_slot[columns]
+            self._open_slot[columns] = caught[-1]
+            samples[columns] = caught[:-1].sum(axis=0)
+            missing[columns] = (end - first) - samples[columns]
+        return samples, missing
+
+    def _close_gauges(
+        self,
+        tick: Tick,
+        values: Floats,
+        known: Bools,
+        spans: Integers,
+        samples: Integers,
+        missing: Integers,
+    ) -> None:
+        weights = spans[:, None] * known
+        live = weights > 0
+        covered = weights.sum(axis=0)
+        integrals = (np.where(known, values, 0.0) * weights).sum(axis=0)
+        minimum = np.where(live, values, np.inf).min(axis=0, initial=np.inf)
+        maximum = np.where(live, values, -np.inf).max(axis=0, initial=-np.inf)
+        for index, column in enumerate(self._gauge_columns):
+            seen = covered[index] > 0
+            rows = np.flatnonzero(live[:, index])
+            put(
+                tick,
+                column.entity,
+                column.name,
+                Window(
+                    tick.start_ns,
+                    tick.end_ns,
+                    int(covered[index]),
+                    int(samples[index]),
+                    int(missing[index]),
+                    _shortest(minimum[index]) if seen else math.nan,
+                    _shortest(maximum[index]) if seen else math.nan,
+                    float(integrals[index]),
+                    _shortest(values[rows[-1], index]) if seen else math.nan,
+                ),
+            )
+            histogram = column.signal.histogram
+            if histogram is not None and histogram.label == column.label:
+                buckets = np.searchsorted(histogram.bounds, values[rows, index])
+                counts = np.bincount(
+                    buckets, weights[rows, index].astype(np.float64), len(histogram.bounds) + 1
+                )
+                old = tick.histograms.setdefault(column.entity, {}).get(histogram.name)
+                total = counts.astype(np.int64) + (old.nanoseconds if old else 0)
+                tick.histograms[column.entity][histogram.name] = TimeHistogram(
+                    tuple(total.tolist()), float(integrals[index]) + (old.integral if old else 0.0)
+                )
+
+    def _close_bits(
+        self,
+        tick: Tick,
+        index: int,
+        column: Column,
+        values: Integers,
+        known: Bools,
+        spans: Integers,
+        samples: int,
+        missing: int,
+    ) -> None:
+        bits = list(column.signal.bits)
+        bits += self._bits_not_declared(index, column, values[known])
+        weights = spans * known
+        covered = int(weights.sum())
+        live = weights > 0
+        states = values[known]
+        first = self._last_integers[index]
+        steps = (
+            np.concatenate([[first if first != UNKNOWN_INTEGER else states[0]], states])
+            if (len(states))
+            else states
+        )
+        if len(states):
+            self._last_integers[index] = states[-1]
+        raised = ~steps[:-1] & steps[1:]
+        for bit, label in bits:
+            active = (values >> bit) & 1
+            seen = active[live]
+            put(
+                tick,
+                column.entity,
+                column_name(column.signal, label),
+                Window(
+                    tick.start_ns,
+                    tick.end_ns,
+                    covered,
+                    samples,
+                    missing,
+                    float(seen.min()) if covered else math.nan,
+                    float(seen.max()) if covered else math.nan,
+                    float((active * weights).sum()),
+                    float(seen[-1]) if covered else math.nan,
+                    float(((raised >> bit) & 1).sum()),
+                ),
+            )
+
+    def _bits_not_declared(
+        self, index: int, column: Column, states: Integers
+    ) -> list[tuple[int, str]]:
+        """Return bits the declaration lacks, from when they were first seen on."""
+        declared = {bit for bit, _ in column.signal.bits}
+        known = self._unknown_bits.setdefault(index, set())
+        union = int(np.bitwise_or.reduce(states)) if len(states) else 0
+        known |= {bit for bit in range(63) if union >> bit & 1} - declared
+        return [(bit, f"unknown_0x{1 << bit:x}") for bit in sorted(known)]
+
+    def _close_counter(
+        self,
+        tick: Tick,
+        index: int,
+        column: Column,
+        values: Integers,
+        known: Bools,
+        spans: Integers,
+        samples: int,
+        missing: int,
+    ) -> None:
+        scale = column.signal.scale
+        states = values[known]
+        rise = 0
+        if len(states):
+            before = self._last_integers[index]
+            steps = np.diff(np.concatenate([[before], states]) if before >= 0 else states)
+            # A counter that fell was reset by the hardware and has risen from 0 since.
+            rise = int(np.where(steps >= 0, steps, states[len(states) - len(steps) :]).sum())
+            self._last_integers[index] = states[-1]
+        put(
+            tick,
+            column.entity,
+            column.name,
+            Window(
+                tick.start_ns,
+                tick.end_ns,
+                int((spans * known).sum()),
+                samples,
+                missing,
+                float(states.min()) * scale if len(states) else math.nan,
+                float(states.max()) * scale if len(states) else math.nan,
+                0.0,
+                float(states[-1]) * scale if len(states) else math.nan,
+                rise * scale,
+            ),
+        )
+
+
+def _is_marker(bits: Integers) -> Bools:
+    """Say which words of bits are all ones of 32 or 64 bits: drivers' markers for no value."""
+    marker: Bools = (bits < 0) | (bits == 0xFFFFFFFF)
+    return marker
+
+
+def _shortest(value: np.float64) -> float:
+    """Return the shortest decimal that is this float32: 3201000000, not 3200999936."""
+    return float(str(np.float32(value)))
