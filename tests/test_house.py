@@ -193,6 +193,12 @@ def test_readme_lists_every_metric():
     assert unsaid == []
 
 
+def test_readme_lists_every_command():
+    """The table of commands has each, and no other."""
+    rows = re.findall(r"^\| `gpuwatch ([a-z]+)[ `]", README.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(command.name for command in commands.COMMANDS)
+
+
 def test_readme_lists_every_rule_as_it_is():
     """The table of alerts has each rule with its severity and meaning, and no other."""
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| (.*) \|$", README.read_text(), re.MULTILINE)
