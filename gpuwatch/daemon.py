@@ -149,7 +149,7 @@ class Daemon:
             self.children[duty] = ChildState(
                 restarts=report["restarts"],
                 stuck=report.get("stuck", False),
-                cpu_seconds=self.processor_time.look(duty, pid) if pid else None,
+                cpu_seconds=self.processor_time.look(duty, pid),
             )
 
     # What the web server shows; called from its thread.

@@ -82,6 +82,7 @@ class RecordingWriter:
             self._block(HEAD, encode_json(head.to_json()))
         except OSError:
             self.abandon()
+            self.temporary.unlink(missing_ok=True)
             raise
 
     def rows(self, block: RowsBlock) -> None:
@@ -255,15 +256,20 @@ def record(settings: Mapping[str, Any]) -> dict[str, Any]:
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         created_realtime_ns=time.time_ns(),
     )
-    with RecordingWriter(output, head) as writer:
-        writer.events([Event.from_json(event) for event in settings.get("events", ())])
-        writer.alerts(settings.get("alerts", ()))
-        for floor in range(start, end, SLICE_NS):
-            for index, ring in enumerate(taken):
-                low, high = np.searchsorted(ring.rows["time_ns"], [floor, floor + SLICE_NS])
-                if high > low:
-                    part = ring.rows[low:high]
-                    writer.rows(RowsBlock(index, ring.period_ns, floor, part))
+    writer = RecordingWriter(output, head)
+    try:
+        with writer:
+            writer.events([Event.from_json(event) for event in settings.get("events", ())])
+            writer.alerts(settings.get("alerts", ()))
+            for floor in range(start, end, SLICE_NS):
+                for index, ring in enumerate(taken):
+                    low, high = np.searchsorted(ring.rows["time_ns"], [floor, floor + SLICE_NS])
+                    if high > low:
+                        part = ring.rows[low:high]
+                        writer.rows(RowsBlock(index, ring.period_ns, floor, part))
+    except OSError:  # on a full disk a part that nobody was told of only takes room
+        writer.temporary.unlink(missing_ok=True)
+        raise
     rows = sum(map(len, held))
     return {"path": str(output), "rows": rows, "bytes": writer.bytes}
 

@@ -145,8 +145,8 @@ class ProcessorTime:
         self._before: dict[str, float] = {}
         self._now: dict[str, tuple[int, float]] = {}
 
-    def look(self, duty: str, pid: int) -> float | None:
-        """Return the duty's seconds so far, with those of its present process; None unknown."""
+    def look(self, duty: str, pid: int) -> float:
+        """Return the duty's seconds so far, with those of its present process (0: none)."""
         known_pid, known = self._now.get(duty, (pid, 0.0))
         if known_pid != pid:
             self._before[duty] = self._before.get(duty, 0.0) + known

@@ -94,15 +94,15 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
         stack.enter_context(locked(runtime))
         rings = ring_directory(runtime)
         _clear(runtime, rings)
+        sockets = [
+            stack.enter_context(listen(address)) for address in config["web"]["listen_addresses"]
+        ]
         if rings != runtime:
             log.warning("%s is on a disk: rings are kept in %s", runtime, rings)
         try:
             make_directory(state, 0o750, "paths.state")
         except ConfigError as fault:
             log.warning("%s: state is kept in memory only", fault)
-        sockets = [
-            stack.enter_context(listen(address)) for address in config["web"]["listen_addresses"]
-        ]
         yield sockets, rings
         _clear(runtime, rings)
 

@@ -1,0 +1,123 @@
+"""A node of fake GPUs for a real daemon: a scripted NVML and the PCI bus its GPUs stand on."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fake_nvml import Script, build, environment
+from running import Running
+
+from gpuwatch.ring import RingReader, ring_directory
+
+# Gentle on the machine the tests run on: what is tested does not depend on the rate.
+QUIET = """
+[state]
+period_ms = 5
+realtime = false
+budget_ratio = 1
+"""
+
+
+class Node:
+    """GPUs that answer as the script says; `running` starts a daemon that watches them."""
+
+    def __init__(self, directory: Path, devices: int | Iterable[Mapping[str, Any]] = 3) -> None:
+        self.directory = directory
+        self.script = Script(devices)
+        self.script.write(directory / "script")
+        self.library = build(directory / "library")
+        self.sysfs = directory / "sysfs"
+        for device in self.script.devices:
+            self.plug(address_of(device))
+
+    def plug(self, address: str, vendor: str = "0x10de", kind: str = "0x030200") -> None:
+        """Show a device on the PCI bus."""
+        device = self.sysfs / "bus/pci/devices" / address
+        device.mkdir(parents=True)
+        for name, text in (("vendor", vendor), ("class", kind), ("numa_node", "1")):
+            (device / name).write_text(f"{text}\n")
+
+    def now(self, fn: str, ret: str = "SUCCESS", **step: Any) -> None:
+        """Have a function answer like this from now on."""
+        self.script.step(self.script.now_ms(), fn, ret, **step)
+        self.script.write(self.directory / "script")
+
+    def heal(self) -> None:
+        """Have everything answer as on a healthy node."""
+        self.script.steps.clear()
+        self.script.write(self.directory / "script")
+
+    def running(
+        self, *arguments: str, config: str = QUIET, ready: bool = True, **extra: str
+    ) -> Running:
+        """Start a daemon on this node; `extra` are environment variables."""
+        return Running(
+            self.directory,
+            *("--path.sysfs", str(self.sysfs)),
+            *arguments,
+            config=config,
+            environment=environment(self.directory / "script", self.library, **extra),
+            ready=ready,
+        )
+
+
+def address_of(device: Mapping[str, Any]) -> str:
+    """Return the PCI address of a scripted device as the kernel writes it."""
+    domain, rest = device["pci"].lower().split(":", 1)
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+class Manager:
+    """Listens as systemd would: every message of sd_notify with the time it came."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "notify"
+        self.heard: list[tuple[float, str]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._thread = threading.Thread(target=self._listen)
+
+    def _listen(self) -> None:
+        while message := self._socket.recv(4096).decode():
+            self.heard.append((time.monotonic(), message))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", str(self.path))
+        self._thread.join()
+        self._socket.close()
+
+    def times(self, message: str) -> list[float]:
+        """When such a message came."""
+        return [when for when, text in self.heard if message in text.split("\n")]
+
+
+def row_times(running: Running, group: str) -> list[int]:
+    """Return the times of all rows of a group, over all children whose rings are still there."""
+    found: list[int] = []
+    for path in ring_directory(running.runtime).glob(f"state.*.{group}.ring"):
+        reader = RingReader(path)
+        _, rows = reader.read(0)
+        words = memoryview(rows).cast("q")
+        found += words[:: reader.row_bytes // 8].tolist()
+        reader.close()
+    return sorted(found)
+
+
+def widest_gap(times: list[int]) -> float:
+    """Return the longest time between two rows, in seconds."""
+    return max(later - earlier for earlier, later in pairwise(times)) / 1e9
