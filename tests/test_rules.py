@@ -8,7 +8,7 @@ import pytest
 from ticks import GPU, tick
 
 from gpuwatch.alerts import AlertEngine
-from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, REASONS, SLOW_SIGNALS, THROTTLE
+from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, REASONS, SLOW_SIGNALS, THROTTLE, UTILIZATION
 from gpuwatch.ring import RingSchema
 from gpuwatch.rules import RULES
 from gpuwatch.rules import gpu as gpu_rules
@@ -131,7 +131,7 @@ def masks():
 def test_every_bit_of_the_reasons_for_forty_minutes(mask, expected):
     """A mask read from the driver, as ring rows, raises the rules of its bits and no others."""
     period = 5 * SECOND
-    columns = (Column(GPU, THROTTLE), Column(GPU, SLOW_SIGNALS[-1][0]))
+    columns = (Column(GPU, THROTTLE), Column(GPU, UTILIZATION))
     schema = RingSchema("fast", "state", "nvml_state", columns, period)
     windows = RingWindows(schema)
     engine = AlertEngine(RULES, {}, None, "")
