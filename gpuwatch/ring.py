@@ -38,6 +38,20 @@ W_TRIPLES = 16
 # A folder per runtime directory, of mode 0750, whose owner is checked.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
+ADVICE = "delete it and restart the daemon"
+# What rebuilding a schema from the bytes of a foreign file can end in.
+SHAPE_ERRORS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+    struct.error,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RingSchema:
@@ -212,7 +226,7 @@ class RingReader:
         self.path = path
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < HEADER_BYTES:
-                raise ConfigError(f"{path}: not a gpuwatch ring: delete it and restart the daemon")
+                raise ConfigError(f"{path}: too short for a gpuwatch ring: {ADVICE}")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         view = memoryview(self._map)
         self._words = view[:HEADER_BYTES].cast("q")
@@ -225,11 +239,18 @@ class RingReader:
             self.capacity = self._words[W_CAPACITY]
             self._rows_offset = self._words[W_ROWS_OFFSET]
             end = self._rows_offset + self.capacity * self.row_bytes
-            if self._words[W_ROW_BYTES] != self.row_bytes or end > len(view):
+            if (
+                self._words[W_ROW_BYTES] != self.row_bytes
+                or self._rows_offset < HEADER_BYTES
+                or self.capacity <= 0
+                or end > len(view)
+                or min(self._words[W_PERIOD], self.schema.period_ns) <= 0
+            ):
                 raise ValueError("sizes")
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except SHAPE_ERRORS as error:
+            self._words.release()
             raise ConfigError(
-                f"{path}: not a gpuwatch ring ({error}): delete it and restart the daemon"
+                f"{path}: not a gpuwatch ring ({str(error) or type(error).__name__}): {ADVICE}"
             ) from error
         finally:
             view.release()
