@@ -63,10 +63,13 @@ class Host:
         self.runtime = Path("/dev/shm/gpuwatch-benchmark")
         self.control = self.runtime / "control.sock"
         self.log = (output / "daemon.log").open("w")
+        config = output / "config.toml"
+        # Wide enough that the cost is measured at the planned rate, whatever it is.
+        config.write_text("[state]\nbudget_ratio = 0.2\n")
         start = time.monotonic()
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gpuwatch", "run"),
+                *(sys.executable, "-m", "gpuwatch", "run", "--config", str(config)),
                 *("--path.runtime", str(self.runtime), "--path.state", str(output / "state")),
                 *("--web.listen-address", f"127.0.0.1:{PORT}"),
             ],

@@ -14,7 +14,8 @@ MILLISECOND_NS = 1_000_000
 ENOUGH = 8  # changes before anything is said
 KEPT = 64
 SHORTEST_PERIODS = 2  # closer changes are two looks at one refresh in progress
-CLUSTER = 1.5  # spacings up to this times the lower quartile are single refreshes
+CLUSTER = 1.3  # spacings up to this times the shortest of a cluster belong to it...
+AGAIN = 3  # ...and so many, or a tenth of all, make one: single short ones are chance
 
 
 class RefreshEstimator:
@@ -47,7 +48,8 @@ class RefreshEstimator:
         spacings = self._spacings[gauge]
         if len(spacings) < ENOUGH:
             return None
-        array = np.array(spacings)
-        single = array[array <= CLUSTER * np.percentile(array, 25)]
-        milliseconds = round(float(single.mean()) / MILLISECOND_NS)
+        array = np.sort(np.array(spacings))
+        sizes = np.searchsorted(array, CLUSTER * array, side="right") - np.arange(len(array))
+        first = int(np.argmax(sizes >= max(AGAIN, len(array) // 10)))
+        milliseconds = round(float(array[first : first + sizes[first]].mean()) / MILLISECOND_NS)
         return max(1, milliseconds) * MILLISECOND_NS

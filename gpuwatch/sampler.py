@@ -22,6 +22,7 @@ from typing import Any
 
 from gpuwatch import logs
 from gpuwatch import pulse as page
+from gpuwatch.budget import Budget
 from gpuwatch.child import Child
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
@@ -39,7 +40,6 @@ BUDGET_PERIOD_NS = 5 * SECOND_NS
 EVENTS_KEPT = 1000
 REALTIME_PRIORITY = 1
 PR_SET_TIMERSLACK = 29
-RELAXED_TICKS = 12  # a minute far under the budget: sample faster again
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Sampler:
         self._housekept_ns = 0
         self._budget_ns = 0
         self._cpu_seconds = 0.0
-        self._relaxed = 0
+        self._budget = Budget(float(child.config[duty]["budget_ratio"]))
 
     def open(self) -> None:
         """Open the sources and make their rings.
@@ -107,6 +107,7 @@ class Sampler:
             sysfs=Path(child.config["paths"]["sysfs"]),
             procfs=Path(child.config["paths"]["procfs"]),
             excluded=frozenset(settings.get("excluded", ())),
+            known=tuple(settings.get("known", ())),
             only=settings.get("only"),
         )
         faults = []
@@ -298,21 +299,13 @@ class Sampler:
             return
         share = (cpu - self._cpu_seconds) * SECOND_NS / (now - self._budget_ns)
         self._budget_ns, self._cpu_seconds = now, cpu
-        budget = float(self.child.config[self.duty]["budget_ratio"])
-        slowest = max(self.scales.values())
-        self._relaxed = self._relaxed + 1 if slowest > 1 and share < budget / 3 else 0
-        if share > budget:
-            factor = 2.0
-        elif self._relaxed >= RELAXED_TICKS:
-            factor, self._relaxed = 0.5, 0
-        else:
-            return
         for source, scale in self.scales.items():
-            if scale:
-                self._set_scale(source, max(1.0, scale * factor))
-        detail = f"{share:.1%} of a core against {budget:.1%}: periods x{factor:g}"
-        log.warning("duty %s used %s", self.duty, detail)
-        self.events.add(Event(now, HOST, "sampling_budget", f"{self.duty}: {detail}"))
+            new = self._budget.scale(scale, share) if scale else scale
+            if new != scale:
+                self._set_scale(source, new)
+                detail = f"{self.duty} used {share:.1%} of a core: periods x{new:g} from now"
+                log.warning("duty %s", detail)
+                self.events.add(Event(now, HOST, "sampling_budget", detail))
 
 
 def probe(sampler: Sampler) -> int:

@@ -122,10 +122,12 @@ class NvmlState:
             # This touches no GPU; each is attached when its handle is asked for, so a sick one
             # spoils nothing for the others. With NO_ATTACH no handle is ever found (H200, 580).
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-            bus_ids = pci_gpus(context.sysfs) or nvml.bus_ids()
+            bus_ids = pci_gpus(context.sysfs) or list(context.known) or nvml.bus_ids()
         except pynvml.NVMLError as error:
             raise SourceUnavailable(nvml.advice(error.value)) from error
-        self._library = pynvml.nvmlLib
+        # This process has one thread, so there is nobody to release Python's lock for in each call:
+        # that would cost more than most calls do.
+        self._library = ctypes.PyDLL("libnvidia-ml.so.1", handle=pynvml.nvmlLib._handle)
         bus_ids = [bus_id for bus_id in bus_ids if context.only in (None, bus_id)]
         if not bus_ids:
             raise SourceUnavailable("nvml: no NVIDIA GPU on this host: nothing to sample")
