@@ -46,6 +46,7 @@ class Duty:
         self.abandoned: list[Process] = []
         self.suspects: dict[str, Suspect] = {}
         self._returned: dict[str, tuple[float, int]] = {}  # the wait before, and when it came back
+        self._known: list[str] = []  # entities of a child that hung: to list them may hang too
         self._speechless: list[Process] = []  # abandoned in calls to no entity
         self.reason = ""
         self._changed = changed
@@ -124,7 +125,8 @@ class Duty:
     def _start(self) -> None:
         self._generation += 1
         self._restarting = False
-        settings = {"excluded": sorted(self.suspects), "attempt": self._attempt}
+        excluded = sorted(self.suspects)
+        settings = {"excluded": excluded, "known": self._known, "attempt": self._attempt}
         self.process = self._spawn(settings)
         if self.process is None:
             self._start_at_ns = monotonic_ns() + int(MAX_DELAY_SECONDS * SECOND_NS)
@@ -229,6 +231,7 @@ class Duty:
             self._speechless.append(process)
             self._start_at_ns = now + int(MAX_DELAY_SECONDS * SECOND_NS)
             return
+        self._known = process.pulse.names()
         wait, returned_ns = self._returned.get(entity, (0.0, 0))
         # One that comes back only to hang again is left alone for longer each time.
         again = now - returned_ns < STEADY_NS
@@ -256,7 +259,7 @@ class Duty:
         if probe is None:
             due = monotonic_ns() >= suspect.probe_at_ns and len(suspect.hung) < HUNG_AT_MOST
             if due and not self.stopping:
-                suspect.probe = self._spawn({"excluded": [], "only": entity})
+                suspect.probe = self._spawn({"only": entity, "known": self._known})
                 suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
             return
         probe.look()

@@ -62,8 +62,9 @@ class Opened:
 class Context:
     """What a source is given: settings, roots of /sys and /proc, and what to leave alone.
 
-    `excluded` holds ids of entities that hung: they are listed as not up and never touched; `only`
-    is set in a probe, which opens that entity alone.
+    `excluded` holds ids of entities that hung: they are listed as not up and never touched;
+    `known` then are all there were, for a source that cannot list them without touching them.
+    `only` is set in a probe, which opens that entity alone.
     Before each driver call the source writes the index of the entity into the pulse.
     """
 
@@ -72,6 +73,7 @@ class Context:
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     excluded: frozenset[str] = frozenset()
+    known: tuple[str, ...] = ()
     only: str | None = None
 
 
