@@ -18,6 +18,9 @@ from gpuwatch.window import Floats, Rows, Tick, TimeHistogram, Window, put
 
 HOLD_PERIODS = 2
 CALIBRATION_TICKS = 40
+SLOT_MARGIN_NS = 1000  # a row's lateness is a float32: it may be due this much before its slot
+
+FINITE = (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
 
 Integers = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -56,7 +59,7 @@ class RingWindows:
         self._held = np.empty(0, self._dtype)  # the last row before the tick to come
         self._integer_columns = schema.columns[: schema.integers]
         self._gauge_columns = schema.columns[schema.integers :]
-        bounds = [column.signal.bounds or (-math.inf, math.inf) for column in self._gauge_columns]
+        bounds = [column.signal.bounds or FINITE for column in self._gauge_columns]
         self._low = np.array([low for low, _ in bounds], np.float64)
         self._high = np.array([high for _, high in bounds], np.float64)
         self._is_bits = np.array(
@@ -146,7 +149,8 @@ class RingWindows:
 
     def _skipped(self, tick: Tick, fresh: npt.NDArray[Any]) -> int:
         """Return how many planned reads of the tick did not happen."""
-        return max(0, (tick.end_ns - tick.start_ns) // self.period_ns - len(fresh))
+        start_ns = max(tick.start_ns, self._epoch_ns or 0)
+        return max(0, (tick.end_ns - start_ns) // self.period_ns - len(fresh))
 
     def _count_slots(
         self, tick: Tick, rows: npt.NDArray[Any], known: Bools
@@ -155,16 +159,19 @@ class RingWindows:
 
         A row belongs to the slot of the time it was due, so lateness does not lose a slot.
         """
-        due = rows["time_ns"] - (rows["late"].astype(np.float64) * 1e9).astype(np.int64)
-        if self._epoch_ns is None:
-            self._epoch_ns = int(due[0]) if len(due) else tick.start_ns
-        due = due - self._epoch_ns
+        late_ns = np.rint(rows["late"].astype(np.float64) * 1e9).astype(np.int64)
+        due = rows["time_ns"] - late_ns
         samples = np.zeros(known.shape[1], np.int64)
         missing = np.zeros(known.shape[1], np.int64)
+        if self._epoch_ns is None:  # before its first row nobody planned to read
+            if not len(due):
+                return samples, missing
+            self._epoch_ns = int(due[0]) - SLOT_MARGIN_NS
+        due = due - self._epoch_ns
         widths = np.maximum(self._refresh_ns, self.period_ns)
         for width in np.unique(widths):
             columns = np.flatnonzero(widths == width)
-            first = (tick.start_ns - self._epoch_ns) // width
+            first = max(0, (tick.start_ns - self._epoch_ns) // width)
             end = (tick.end_ns - self._epoch_ns) // width
             slots = np.arange(first, end + 1)
             edges = np.searchsorted(due // width, slots)
