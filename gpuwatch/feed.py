@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.errors import ConfigError
-from gpuwatch.ring import RingReader
+from gpuwatch.ring import SHAPE_ERRORS, RingReader
 from gpuwatch.signals import Column, Entity, Event, Signal
 from gpuwatch.source import EntityInfo
 from gpuwatch.summation import RingWindows
@@ -36,11 +36,15 @@ class Numbers(Protocol):
 
 @dataclass(slots=True)
 class Attached:
-    """A ring being read; `columns` and `windows` have GPUs by number."""
+    """A ring being read; `columns` and `windows` have GPUs by number.
+
+    `watermark_ns` is that from before the latest read: what it promises has been read.
+    """
 
     reader: RingReader
     windows: RingWindows
     sequence: int = 0
+    watermark_ns: int = 0
     current: bool = True
 
     @property
@@ -137,7 +141,7 @@ class Feed:
             try:
                 self._attach(json.loads(path.read_text()))
                 self._seen[path] = mark
-            except (OSError, ValueError, KeyError, TypeError, IndexError, ConfigError) as error:
+            except (OSError, ConfigError, *SHAPE_ERRORS) as error:
                 log.error("%s: not a manifest: %s", path, error)
                 self._seen[path] = mark
 
@@ -191,6 +195,7 @@ class Feed:
         return names
 
     def _read(self, ring: Attached) -> None:
+        ring.watermark_ns = ring.reader.watermark_ns
         first, rows = ring.reader.read(ring.sequence)
         ring.windows.period_ns = ring.reader.period_ns
         if rows:
@@ -206,10 +211,10 @@ class Feed:
         return (start // TICK_NS + 1) * TICK_NS
 
     def _complete(self, end_ns: int, now_ns: int) -> bool:
-        rings = [ring.reader for ring in self.rings.values() if ring.current]
+        rings = [ring for ring in self.rings.values() if ring.current]
         if rings and all(ring.watermark_ns >= end_ns for ring in rings):
             return True
-        delivery = max((ring.schema.delivery_ns for ring in rings), default=0)
+        delivery = max((ring.reader.schema.delivery_ns for ring in rings), default=0)
         return now_ns >= end_ns + GRACE_NS + delivery
 
     def _close(self, end_ns: int) -> Tick:
@@ -222,7 +227,7 @@ class Feed:
                 continue  # nobody plans to read there: nothing is missing
             ring.windows.close(tick)
             rows = tick.rows[-1].late_seconds
-            if len(rows) or (ring.current and ring.reader.watermark_ns >= end_ns):
+            if len(rows) or (ring.current and ring.watermark_ns >= end_ns):
                 fed[source] = True
         for source, up in fed.items():
             if self.states.get(source, "on") != "off":
