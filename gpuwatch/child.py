@@ -4,6 +4,7 @@ The supervisor hands settings over as JSON on an inherited descriptor (standard 
 the command line, where every user of the host could read them.
 """
 
+import errno
 import json
 import signal
 import sys
@@ -16,6 +17,13 @@ from gpuwatch.pulse import Pulse
 
 EXIT_UNAVAILABLE = 75  # sysexits EX_TEMPFAIL: start me again, this is no crash
 MAX_RETRY_SECONDS = 30.0
+
+
+def no_room(fault: OSError) -> str:
+    """Return the line about a file of the runtime directory that could not be made."""
+    full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    fix = "free some space" if full else "make it writable"
+    return f"{fault.filename or 'rings'}: {fault.strerror}: {fix}"
 
 
 class Child:

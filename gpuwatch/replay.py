@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch import pulse as page
-from gpuwatch.child import Child
+from gpuwatch.child import Child, no_room
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.codec import constant_to_json
 from gpuwatch.control import Connection, Message, Server
@@ -232,7 +232,7 @@ def main() -> int:
     except RecordingError as fault:
         return child.unavailable(str(fault))
     except OSError as fault:
-        return child.unavailable(f"{fault.filename or 'rings'}: {fault.strerror}: free some space")
+        return child.unavailable(no_room(fault))
 
 
 if __name__ == "__main__":

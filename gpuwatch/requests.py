@@ -1,6 +1,7 @@
 """The users' control socket: what may be asked of the running daemon, and by whom."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -29,12 +30,20 @@ def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any])
         case {"command": "status"}:
             connection.send(_brief(daemon))
         case {"command": "record", "last_seconds": int() | float() as seconds}:
-            _record(daemon, connection, float(seconds))
+            _record(daemon, connection, _float(seconds))
         case {"command": "interval", "source": str(source), "scale": int() | float() as scale}:
-            _set_interval(daemon, connection, source, float(scale))
+            _set_interval(daemon, connection, source, _float(scale))
         case _:
             text = json.dumps(message)[:200]
             connection.send({"error": f"{text}: not a command with its arguments"})
+
+
+def _float(number: float) -> float:
+    """Return a number of JSON, which may be an integer too large for a float."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def _brief(daemon: "Daemon") -> Message:

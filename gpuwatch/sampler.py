@@ -23,7 +23,7 @@ from typing import Any
 from gpuwatch import logs
 from gpuwatch import pulse as page
 from gpuwatch.budget import Budget
-from gpuwatch.child import Child
+from gpuwatch.child import Child, no_room
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import SourceUnavailable
@@ -358,7 +358,7 @@ def main() -> int:
     except SourceUnavailable as fault:
         return child.unavailable(str(fault))
     except OSError as fault:
-        return child.unavailable(f"{fault.filename or 'rings'}: {fault.strerror}: free some space")
+        return child.unavailable(no_room(fault))
     finally:
         if child.current:
             child.beat(page.CLOSING)

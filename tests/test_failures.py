@@ -327,6 +327,18 @@ def test_no_room_for_rings(tmp_path: Path, small_disk: Path, full: bool) -> None
         assert running.stop() == 0
 
 
+def test_manifest_that_cannot_be_written(tmp_path: Path) -> None:
+    """A sampler that cannot announce its rings gives their space back, says why and goes on."""
+    obstacle = tmp_path / "runtime" / "state.json.tmp"
+    obstacle.mkdir(parents=True)
+    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+        reason = f"{obstacle}: Is a directory: make it writable"
+        wait_for(lambda: state_of(running)["reason"] == reason)
+        assert not list(ring_directory(running.runtime).glob("*.ring"))
+        obstacle.rmdir()
+        wait_for(lambda: samples(running) > 0, what="samples")
+
+
 def record(running: Running) -> subprocess.CompletedProcess[str]:
     """Ask for a recording as a user does."""
     return subprocess.run(
