@@ -93,6 +93,8 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(runtime))
         rings = ring_directory(runtime)
+        if rings != runtime:
+            stack.callback(_remove, rings)
         _clear(runtime, rings)
         sockets = [
             stack.enter_context(listen(address)) for address in config["web"]["listen_addresses"]
@@ -111,6 +113,12 @@ def _clear(runtime: Path, rings: Path) -> None:
     """Remove what only a running daemon needs."""
     for path in (*runtime.glob("*.json"), *runtime.glob("*.sock"), *rings.glob("*.ring")):
         path.unlink(missing_ok=True)
+
+
+def _remove(rings: Path) -> None:
+    """Remove the folder in shared memory, unless something is in it still."""
+    with contextlib.suppress(OSError):
+        rings.rmdir()
 
 
 def make_directory(path: Path, mode: int, key: str) -> None:

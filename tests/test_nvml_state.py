@@ -208,14 +208,12 @@ def test_a_call_that_fails_for_good(node: Node, running: Running) -> None:
 
 def test_gpu_lost_and_back(node: Node, running: Running) -> None:
     """A lost GPU is down while the seven others go on, and comes back by itself."""
-    restarts = running.value("gpuwatch_child_restarts_total", 'duty="state"')
     others = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     node.now("any", "GPU_IS_LOST", dev=3)
     wait_for(lambda: up(running) == others)
     wait_for(lambda: running.events("gpu_lost"))
     assert running.events("gpu_lost")[-1]["entity"] == ["gpu", "3"]
-    alert = running.alert("gpu_lost", "3")
-    assert alert is not None
+    alert = wait_for(lambda: running.alert("gpu_lost", "3"))
     assert alert["state"] == "pending"
     # One call alone says so, but a handle is given: it is still lost.
     node.script.steps.clear()
@@ -228,8 +226,8 @@ def test_gpu_lost_and_back(node: Node, running: Running) -> None:
     assert widest_gap(row_times(running, "gpu5")) < 2
     node.heal()
     wait_for(lambda: up(running) == [1.0] * 8)
-    assert running.events("gpu_returned")
-    assert running.value("gpuwatch_child_restarts_total", 'duty="state"') == restarts
+    wait_for(lambda: running.events("gpu_returned"))
+    assert running.value("gpuwatch_child_restarts_total", 'duty="state"') == 0
 
 
 def test_gpu_lost_at_the_start(tmp_path: Path) -> None:
@@ -238,6 +236,7 @@ def test_gpu_lost_at_the_start(tmp_path: Path) -> None:
     node.now("any", "GPU_IS_LOST", dev=1)
     with node.running() as running:
         wait_for(lambda: up(running) == [1.0, 0.0, 1.0])
+        wait_for(lambda: running.events("gpu_unreachable"))
         assert running.events("gpu_unreachable")[0]["entity"] == ["gpu", "1"]
         assert running.value("gpuwatch_gpus_visible") == 2
         assert running.value("gpuwatch_gpus_expected") == 3
