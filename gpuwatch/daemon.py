@@ -64,7 +64,9 @@ class Daemon:
         self.samplers = SamplerChannels(self.runtime)
         self.control = Server(self.runtime / "control.sock", 0o666)
         self.processor_time = ProcessorTime()
-        self.children: dict[str, ChildState] = {}
+        self.children = {
+            duty: ChildState() for duty in ("supervisor", "daemon", *self.config["duties"])
+        }
         self.started_ns = monotonic_ns()
         self._clock_watch = ClockWatch()
         self._upkeep_ns = 0
