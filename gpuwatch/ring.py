@@ -333,7 +333,7 @@ def ring_directory(runtime: Path) -> Path:
         raise ConfigError(
             f"{directory}: {error.strerror}: make it writable, or put paths.runtime on a tmpfs"
         ) from error
-    if directory.stat().st_uid != os.geteuid():
+    if directory.lstat().st_uid != os.geteuid():  # nor follow another's link
         raise ConfigError(f"{directory}: belongs to another user: remove it, or move paths.runtime")
     return directory
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from gpuwatch.ring import ring_directory
 log = logging.getLogger("gpuwatch.supervisor")
 
 VALIDATION_NS = 30 * SECOND_NS
+# The sockets and rings of children, by duty and generation, and the daemon's socket.
+_OURS = re.compile(r"control\.sock|\w+\.\d+\.(sock|[\w.]+\.ring)")
 
 
 class Validation:
@@ -86,10 +89,9 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
     """Make the directories, take the lock, bind the ports; let go of all of it in the end."""
     runtime = Path(config["paths"]["runtime"])
     state = Path(config["paths"]["state"])
-    with contextlib.suppress(OSError):
-        if runtime.stat().st_uid != os.geteuid():  # its owner could put other files in our way
-            raise ConfigError(f"paths.runtime {runtime}: belongs to another user: choose another")
+    _refuse_foreign(runtime)
     make_directory(runtime, 0o755, "paths.runtime")
+    _refuse_foreign(runtime)  # in /tmp somebody may have been quicker
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(runtime))
         rings = ring_directory(runtime)
@@ -109,10 +111,29 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
         _clear(runtime, rings)
 
 
+def _refuse_foreign(runtime: Path) -> None:
+    """Raise ConfigError if another user owns the directory, or a link to it, and could swap it."""
+    with contextlib.suppress(OSError):
+        owner, link_owner = runtime.stat().st_uid, runtime.lstat().st_uid
+        if owner != os.geteuid() or link_owner not in (0, os.geteuid()):
+            raise ConfigError(f"paths.runtime {runtime}: belongs to another user: choose another")
+
+
 def _clear(runtime: Path, rings: Path) -> None:
-    """Remove what only a running daemon needs."""
-    for path in (*runtime.glob("*.json"), *runtime.glob("*.sock"), *rings.glob("*.ring")):
+    """Remove what only a running daemon needs, and nothing that somebody else keeps there."""
+    manifests = [path for path in runtime.glob("*.json") if path.is_file() and _is_manifest(path)]
+    left = [path for path in (*runtime.iterdir(), *rings.iterdir()) if _OURS.fullmatch(path.name)]
+    for path in (*manifests, *left):
         path.unlink(missing_ok=True)
+
+
+def _is_manifest(path: Path) -> bool:
+    """Say whether a sampler or a replay wrote this: any duty's name may have been recorded."""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.keys() >= {"duty", "generation", "rings"}
 
 
 def _remove(rings: Path) -> None:

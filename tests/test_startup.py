@@ -1,0 +1,64 @@
+"""What is done before anything runs: directories are taken over, and what is not ours is left."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpuwatch import ring, startup
+from gpuwatch.errors import ConfigError
+
+NOBODY = 65534
+
+
+def config(runtime: Path) -> dict:
+    return {
+        "paths": {"runtime": str(runtime), "state": str(runtime.parent / "state")},
+        "web": {"listen_addresses": ["127.0.0.1:0"]},
+    }
+
+
+def test_a_killed_daemons_files_go_and_others_stay(tmp_path: Path) -> None:
+    """In a directory that also holds somebody's files, only gpuwatch's own are removed."""
+    others = ["package.json", "list.json", "note.1.json", "bus.sock", "video.ring", "lock.txt"]
+    ours = ["control.sock", "state.12.sock", "counters.3.sock", "state.json", "pm.json"]
+    rings = ["state.1.fast.ring", "state.12.gpu0.ring", "state.2.fast.1.ring"]
+    for name in (*others, *ours, *rings):
+        (tmp_path / name).write_text("[1]")
+    manifest = {"duty": "pm", "generation": 3, "pid": 1, "rings": []}
+    for name in ("state.json", "pm.json"):
+        (tmp_path / name).write_text(json.dumps(manifest))
+    os.mkfifo(tmp_path / "pipe.json")
+    listener = socket.socket(socket.AF_UNIX)
+    with listener:
+        listener.bind(str(tmp_path / "other.sock"))
+        startup._clear(tmp_path, tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*others, "pipe.json", "other.sock"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a link away")
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path, monkeypatch) -> None:
+    """Who plants a link where a directory of ours is wanted cannot have us write behind it."""
+    target = tmp_path / "ours"
+    target.mkdir()
+    (target / "state.1.fast.ring").write_text("")
+    runtime = tmp_path / "runtime"
+    runtime.symlink_to(target)
+    os.chown(runtime, NOBODY, NOBODY, follow_symlinks=False)
+    with (
+        pytest.raises(ConfigError, match="belongs to another user"),
+        startup.prepared(config(runtime)),
+    ):
+        pass
+    assert [path.name for path in target.iterdir()] == ["state.1.fast.ring"]
+
+    monkeypatch.setattr(ring, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(ring, "in_memory", lambda path: False)
+    name = tmp_path / ("gpuwatch" + str(target).replace("/", "-"))
+    name.symlink_to(target)
+    os.chown(name, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        ring.ring_directory(target)
