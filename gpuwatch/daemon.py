@@ -60,6 +60,7 @@ class Daemon:
         self.ticks: tuple[Tick, ...] = ()
         self.ticks_closed = 0
         self.recordings = 0
+        self.recordings_begun = 0
         self.supervisor = SupervisorChannel(child.settings["channel"])
         self.samplers = SamplerChannels(self.runtime)
         self.control = Server(self.runtime / "control.sock", 0o666)

@@ -89,7 +89,7 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
         connection.send({"error": f"{directory}: {error.strerror}: make it writable"})
         return
     settings = {
-        "output": str(directory / f"{stamp}-{daemon.recordings:04d}.gwr"),
+        "output": str(directory / f"{stamp}-{daemon.recordings_begun:04d}.gwr"),
         "rings": daemon.feed.ring_paths(),
         "since_ns": since,
         "until_ns": now,
@@ -117,4 +117,5 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
         else:
             connection.send({"error": "the recorder ended without a word: see the log"})
 
+    daemon.recordings_begun += 1  # two of one second are two files
     daemon.supervisor.spawn("recorder", settings, RECORD_DEADLINE_SECONDS, done)

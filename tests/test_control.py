@@ -14,8 +14,10 @@ import pytest
 from node import QUIET
 from running import Running, wait_for
 
+from gpuwatch.codec import RowsBlock
 from gpuwatch.control import PEERS, request
 from gpuwatch.errors import ControlError
+from gpuwatch.recording import RecordingReader
 
 ASK = """
 import json, os, socket, sys
@@ -205,3 +207,19 @@ def test_slower_source(running: Running, path: Path) -> None:
     assert running.value("gpuwatch_gpu_power_watts", 'gpu="0"') is not None
     request(path, {"command": "interval", "source": "nvml_state", "scale": 1}, 10)
     wait_for(lambda: running.value(*period) == before)
+
+
+def test_recordings_at_the_same_time_are_files_of_their_own(running: Running, path: Path) -> None:
+    """Who asks while another's recording is being written gets another file, both whole."""
+    clients = [client_of(path) for _ in range(3)]
+    for client in clients:
+        client.send(b'{"command": "record", "last_seconds": 2}')
+    answers = [json.loads(client.recv(1 << 20)) for client in clients]
+    for client in clients:
+        client.close()
+    assert len({answer["path"] for answer in answers}) == 3
+    for answer in answers:
+        reader = RecordingReader(Path(answer["path"]))
+        assert sum(len(block.rows) for block in reader if isinstance(block, RowsBlock)) > 0
+        assert reader.complete
+        reader.close()
