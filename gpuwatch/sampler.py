@@ -44,7 +44,7 @@ PR_SET_TIMERSLACK = 29
 
 @dataclass(slots=True)
 class Task:
-    """A group with its ring; `source` is off while `scale` is 0."""
+    """A group with its ring; `period_ns` is the time between its reads now."""
 
     source: str
     group: Group
@@ -85,19 +85,17 @@ class Sampler:
         self.tasks: list[Task] = []
         self.opened: dict[str, Opened] = {}
         self.states: dict[str, dict[str, Any]] = {}
-        self.scales = {source.name: 1.0 for source in sources}
+        self.scales = {source.name: 1.0 for source in sources}  # as asked for; 0 is off
         self._told: dict[Connection, int] = {}
         self._state_sent: Message = {}
         self._housekept_ns = 0
         self._budget_ns = 0
         self._cpu_seconds = 0.0
         self._budget = Budget(float(child.config[duty]["budget_ratio"]))
+        self._budget_scale = 1.0
 
     def open(self) -> None:
-        """Open the sources and make their rings.
-
-        Raises SourceUnavailable if no source works, OSError if the rings find no space.
-        """
+        """Open the sources. Raises SourceUnavailable if none works."""
         child = self.child
         child.beat(page.OPENING)
         settings = child.settings
@@ -264,10 +262,15 @@ class Sampler:
                 connection.send({"error": f"unknown command: {json.dumps(message)[:200]}"})
 
     def _set_scale(self, source: str, scale: float) -> None:
+        """Read a source more slowly, as its user asks; 0 is off."""
         self.scales[source] = scale
         self.states[source] = {"state": "on" if scale else "off", "reason": ""}
+        self._set_periods()
+
+    def _set_periods(self) -> None:
         for task in self.tasks:
-            if task.source == source and scale:
+            scale = self.scales[task.source] * self._budget_scale
+            if scale:
                 task.period_ns = int(task.group.period_ns * scale)
                 task.writer.set_period(task.period_ns)
 
@@ -299,13 +302,13 @@ class Sampler:
             return
         share = (cpu - self._cpu_seconds) * SECOND_NS / (now - self._budget_ns)
         self._budget_ns, self._cpu_seconds = now, cpu
-        for source, scale in self.scales.items():
-            new = self._budget.scale(scale, share) if scale else scale
-            if new != scale:
-                self._set_scale(source, new)
-                detail = f"{self.duty} used {share:.1%} of a core: periods x{new:g} from now"
-                log.warning("duty %s", detail)
-                self.events.add(Event(now, HOST, "sampling_budget", detail))
+        scale = self._budget.scale(self._budget_scale, share)
+        if scale != self._budget_scale and any(self.scales.values()):
+            self._budget_scale = scale
+            self._set_periods()
+            detail = f"{self.duty} used {share:.1%} of a core: periods x{scale:g} from now"
+            log.warning("duty %s", detail)
+            self.events.add(Event(now, HOST, "sampling_budget", detail))
 
 
 def probe(sampler: Sampler) -> int:
