@@ -7,6 +7,7 @@ import random
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -341,7 +342,7 @@ def test_manifest_that_cannot_be_written(tmp_path: Path) -> None:
 def record(running: Running) -> subprocess.CompletedProcess[str]:
     """Ask for a recording as a user does."""
     return subprocess.run(
-        ["python", "-m", "gpuwatch", "record", "--path.runtime", str(running.runtime)],
+        [sys.executable, "-m", "gpuwatch", "record", "--path.runtime", str(running.runtime)],
         capture_output=True,
         text=True,
         check=False,
