@@ -41,7 +41,7 @@ FAMILIES = (
     ("series_dropped_total", "counter", "Series left out, in all renderings, beyond the limit."),
     ("duplicate_series_total", "counter", "Series left out, in all renderings, as given twice."),
     ("nvml_up", "gauge", "1 if the driver's library answers, 0 if not."),
-    ("gpus_visible", "gauge", "GPUs that the driver lists."),
+    ("gpus_visible", "gauge", "GPUs that answer the driver."),
     ("gpus_pci", "gauge", "NVIDIA GPUs on the PCI bus."),
     ("gpus_expected", "gauge", "GPUs that this node should have."),
     ("gpu_info", "gauge", "What the GPU is and where it sits; always 1."),
@@ -209,18 +209,20 @@ class Exposition:
 
     def _put_node(self, page: Page, snapshot: Snapshot) -> None:
         self._put(page, "nvml_up", HOST, snapshot.nvml_up)
-        self._put(page, "gpus_visible", HOST, snapshot.gpus_visible)
         self._put(page, "gpus_pci", HOST, snapshot.gpus_pci)
         self._put(page, "gpus_expected", HOST, snapshot.gpus_expected)
         for what, released in snapshot.released.items():
             self._put(page, "released", Entity("what", what), released)
-        for info in snapshot.entities:
-            if info.entity.kind == "gpu":
-                labels = self._infos[info.entity]
-                others = sorted(labels.keys() - {"gpu", "uuid"})
-                fragment = ",".join(f"{key}={quote(labels[key])}" for key in others)
-                self._put(page, "gpu_info", info.entity, 1, fragment)
-                self._put(page, "gpu_up", info.entity, self._is_up(snapshot, info.entity))
+        gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
+        ups = [self._is_up(snapshot, gpu) for gpu in gpus]
+        for gpu, up in zip(gpus, ups, strict=True):
+            labels = self._infos[gpu]
+            others = sorted(labels.keys() - {"gpu", "uuid"})
+            fragment = ",".join(f"{key}={quote(labels[key])}" for key in others)
+            self._put(page, "gpu_info", gpu, 1, fragment)
+            self._put(page, "gpu_up", gpu, up)
+        if snapshot.nvml_up is not None and None not in ups:
+            self._put(page, "gpus_visible", HOST, ups.count(1))
 
     def _is_up(self, snapshot: Snapshot, gpu: Entity) -> int | None:
         """Return 1 or 0; the last word counts while the sampler is silent for a few seconds."""

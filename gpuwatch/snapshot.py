@@ -73,7 +73,6 @@ class Snapshot:
     signal_sources: Mapping[str, str] = field(default_factory=dict)
     released: Mapping[str, bool] = field(default_factory=dict)
     nvml_up: bool | None = None
-    gpus_visible: int | None = None
     gpus_pci: int | None = None
     gpus_expected: int | None = None
     recordings: int = 0

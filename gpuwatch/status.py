@@ -18,9 +18,8 @@ def snapshot(daemon: "Daemon") -> Snapshot:
     """Gather what is known now, for the metrics."""
     now = monotonic_ns()
     entities = daemon.feed.entities
-    gpus = [info.entity for info in entities if info.entity.kind == "gpu"]
-    real = daemon.config["source"]["kind"] == "nvml"
-    pci = daemon.pci_gpus if real else len(gpus)
+    gpus = sum(info.entity.kind == "gpu" for info in entities)
+    pci = daemon.pci_gpus if daemon.config["source"]["kind"] == "nvml" else gpus
     refresh: dict[str, float] = {}
     feeders: dict[str, str] = {}
     sources: dict[str, SourceState] = {}
@@ -42,8 +41,6 @@ def snapshot(daemon: "Daemon") -> Snapshot:
                 period_achieved_seconds=ring.windows.achieved_seconds,
                 errors=daemon.samplers.total_errors(schema.source),
             )
-    nvml_up = _nvml_up(daemon)
-    visible = sum(_answers(daemon, gpu) for gpu in gpus)
     return Snapshot(
         totals=daemon.totals,
         ticks=daemon.ticks,
@@ -57,21 +54,15 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         signal_refresh=refresh,
         signal_sources=feeders,
         released={source: state == "off" for source, state in daemon.feed.states.items()},
-        nvml_up=nvml_up,
-        gpus_visible=visible if nvml_up is not None else None,
+        nvml_up=_nvml_up(daemon),
         gpus_pci=pci,
         gpus_expected=daemon.config["gpus"]["expected"] or pci,
         recordings=daemon.recordings,
     )
 
 
-def _answers(daemon: "Daemon", gpu: Entity) -> bool:
-    window = daemon.ticks[0].window(gpu, "gpu_up") if daemon.ticks else None
-    return window is not None and window.last == 1
-
-
 def _nvml_up(daemon: "Daemon") -> bool | None:
-    """Return whether the driver answers: its source feeds, or is off and was not refused."""
+    """Return whether the driver answers, that is its source feeds; None if that is off."""
     if daemon.feed.states.get("nvml_state", "off") == "off" or not daemon.ticks:
         return None
     window = daemon.ticks[0].window(Entity("source", "nvml_state"), "source_up")

@@ -140,7 +140,6 @@ def snapshot(count=8):
         },
         released={"gpus": False, "counters": False},
         nvml_up=True,
-        gpus_visible=count,
         gpus_pci=count,
         gpus_expected=count,
         recordings=1,

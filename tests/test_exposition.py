@@ -249,6 +249,22 @@ def test_a_gpu_that_falls_silent_loses_its_gauges_but_not_its_totals():
     assert value(found, "gpuwatch_gpu_throttle_active", **cap) is None
 
 
+def test_gpus_visible_counts_what_gpu_up_says():
+    """While the sampler is silent the last word counts; a GPU never heard of makes it unknown."""
+    exposition, shot = Exposition(), snapshot(2)
+    seen = []
+    for step in range(1, 25):
+        shot = later(shot, FIRST_TICK + 1 + step, covered_ns=0)
+        found = rendered(shot, exposition)
+        ups = [amount for (name, _), amount in found.items() if name == "gpuwatch_gpu_up"]
+        seen.append(value(found, "gpuwatch_gpus_visible"))
+        assert seen[-1] == sum(ups)
+    assert (seen[0], seen[-1]) == (2, 0)
+
+    silent = replace(snapshot(2), ticks=(Tick(0, TICK_NS),))
+    assert value(rendered(silent), "gpuwatch_gpus_visible") is None
+
+
 def test_gpu_up_outlasts_a_restart_of_the_sampler_and_no_more():
     """The last word counts for five seconds of silence, then the GPU is down."""
     exposition, shot = Exposition(), snapshot(1)
