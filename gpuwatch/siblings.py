@@ -69,8 +69,8 @@ class SamplerChannels:
         self._runtime = runtime
         self._connections: dict[str, tuple[int, Connection]] = {}
         self._heard: dict[str, tuple[int, int]] = {}  # generation, number of its last event
-        self.errors: dict[str, dict[str, int]] = {}
-        self._ended: dict[str, dict[str, int]] = {}
+        self._errors: dict[str, tuple[int, dict[str, int]]] = {}  # by source, with the generation
+        self._ended: dict[str, dict[str, int]] = {}  # counts of earlier generations
         self.states: dict[str, str] = {}
 
     def poll(self, generations: Mapping[str, int]) -> list[tuple[str, Event]]:
@@ -93,7 +93,7 @@ class SamplerChannels:
     def total_errors(self, source: str) -> dict[str, int]:
         """Return the source's errors by name, over all its children: never falling."""
         total = dict(self._ended.get(source, {}))
-        for error, count in self.errors.get(source, {}).items():
+        for error, count in self._errors.get(source, (0, {}))[1].items():
             total[error] = total.get(error, 0) + count
         return total
 
@@ -120,7 +120,7 @@ class SamplerChannels:
                         self._heard[duty] = (generation, number)
                         events.append((duty, Event.from_json(message["event"])))
                 elif "state" in message:
-                    self._take_state(message["state"])
+                    self._take_state(self._heard[duty][0], message["state"])
         except EOFError:
             connection.close()
             del self._connections[duty]
@@ -128,14 +128,13 @@ class SamplerChannels:
             log.error("duty %s: a message that is none: %s", duty, error)
         return events
 
-    def _take_state(self, state: Mapping[str, Any]) -> None:
+    def _take_state(self, generation: int, state: Mapping[str, Any]) -> None:
         for source, told in state["sources"].items():
             self.states[source] = str(told["state"])
         for source, errors in state["errors"].items():
-            before = self.errors.get(source, {})
-            if any(errors.get(error, 0) < count for error, count in before.items()):
+            if source in self._errors and self._errors[source][0] != generation:
                 self._ended[source] = self.total_errors(source)  # a new child counts from 0
-            self.errors[source] = dict(errors)
+            self._errors[source] = (generation, dict(errors))
 
 
 class ProcessorTime:
