@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable, Iterable
 
 NUMBERS = {
-    "DAC_READ_SEARCH": 2,
     "SETPCAP": 8,
     "NET_ADMIN": 12,
     "IPC_LOCK": 14,

@@ -139,7 +139,7 @@ class Supervisor:
                 daemon.kill()
                 daemon.still_ns = 0
             return
-        if not self._ready:
+        if not self._ready and not self._reloading:
             log.error("the daemon ended by %s before it listened", daemon.status)
             self._status = USAGE if daemon.status == USAGE else INTERNAL
             return
@@ -172,19 +172,22 @@ class Supervisor:
         descriptors = [theirs.fileno(), *(listener.fileno() for listener in self.sockets)]
         # If the host allows no more processes now, the next try may find it otherwise.
         self._daemon_start_ns = monotonic_ns() + SECOND_NS
-        with theirs, contextlib.suppress(OSError):
-            self.daemon = Process(
-                ("gpuwatch.daemon",),
-                {
-                    "config": self.config,
-                    "channel": theirs.fileno(),
-                    "sockets": descriptors[1:],
-                },
-                generation=self._generation,
-                keep=("DAC_READ_SEARCH",),
-                death_signal=signal.SIGKILL,  # it must not hold the port when we are gone
-                descriptors=descriptors,
-            )
+        with theirs:
+            try:
+                self.daemon = Process(
+                    ("gpuwatch.daemon",),
+                    {
+                        "config": self.config,
+                        "channel": theirs.fileno(),
+                        "sockets": descriptors[1:],
+                    },
+                    generation=self._generation,
+                    death_signal=signal.SIGKILL,  # it must not hold the port when we are gone
+                    descriptors=descriptors,
+                )
+            except OSError as error:
+                log.error("the daemon cannot be started: %s", error.strerror)
+                self._drop_daemon()
 
     def _sampler_settings(self) -> dict[str, Any]:
         return {
