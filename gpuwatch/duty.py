@@ -263,7 +263,7 @@ class Duty:
                 suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
             return
         probe.look()
-        if probe.status == 0:
+        if probe.status == 0 and not self.stopping:
             log.info("duty %s: %s answers again", self.name, entity)
             probe.close()
             del self.suspects[entity]
