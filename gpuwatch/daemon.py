@@ -34,6 +34,7 @@ log = logging.getLogger("gpuwatch.daemon")
 LOOK_SECONDS = 0.125
 EVENTS_KEPT = 10_000
 UPKEEP_NS = SECOND_NS
+FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every tick must not fill the log
 
 
 class Daemon:
@@ -75,6 +76,8 @@ class Daemon:
         self._body = Body(b"")
         self._status: dict[str, Any] = {}
         self._store_fault = ""
+        self._fault = ""
+        self._fault_told_ns = 0
         self._rings_seen: set[Path] = set()
         sockets = [socket.socket(fileno=number) for number in child.settings["sockets"]]
         self.web = WebServer(sockets, self)
@@ -90,9 +93,8 @@ class Daemon:
             self.child.beat(page.RUNNING)
             try:
                 self.on_tick(monotonic_ns())
-            except Exception:  # the one guard of this loop: the endpoint outlives a bug
-                log.exception("tick failed")
-                self.events.append(Event(monotonic_ns(), HOST, "tick_failed"))
+            except Exception as fault:  # noqa: BLE001 - the one guard: the endpoint outlives a bug
+                self._tell_fault(fault, monotonic_ns())
             time.sleep(max(0.01, LOOK_SECONDS - (time.monotonic() - start)))
         self.web.stop()
         self.control.close()
@@ -101,6 +103,12 @@ class Daemon:
             log.error("the web server ended: the daemon must be started anew")
             return INTERNAL
         return 0
+
+    def _tell_fault(self, fault: Exception, now_ns: int) -> None:
+        if repr(fault) != self._fault or now_ns - self._fault_told_ns > FAULT_QUIET_NS:
+            self._fault, self._fault_told_ns = repr(fault), now_ns
+            log.error("tick failed", exc_info=fault)
+            self.events.append(Event(now_ns, HOST, "tick_failed"))
 
     def on_tick(self, now_ns: int) -> None:
         """Take in what has come; close, judge and publish the ticks that are complete."""

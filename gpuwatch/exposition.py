@@ -59,7 +59,7 @@ FAMILIES = (
     ("signal_source_info", "gauge", "Which source feeds the signal; always 1."),
     ("sampler_late_seconds", "histogram", "How late the reads of the sampler began."),
     ("samples_missing_total", "counter", "Planned reads that did not happen since the start."),
-    ("child_restarts_total", "counter", "Starts of this child after its first."),
+    ("child_restarts_total", "counter", "Starts of this child after it ended or hung."),
     ("child_stuck", "gauge", "1 if the child sits in a call that does not return."),
     ("process_cpu_seconds_total", "counter", "CPU time of this child, user and system."),
     ("recordings_total", "counter", "Recordings completed since the daemon's start."),
