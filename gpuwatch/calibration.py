@@ -10,7 +10,8 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-MILLISECOND_NS = 1_000_000
+from gpuwatch.clock import MILLISECOND_NS
+
 ENOUGH = 8  # changes before anything is said
 KEPT = 64
 SHORTEST_PERIODS = 2  # closer changes are two looks at one refresh in progress

@@ -41,19 +41,7 @@ _ROWS = struct.Struct("<IIqqq")  # ring, count, first row's number, period_ns, f
 
 RowArray = npt.NDArray[Any]
 
-
 Constants = Mapping[str, Sequence[tuple[Column, float]]]
-
-# What building a value from JSON of the wrong shape raises; RingSchema asserts its column order.
-SHAPE_ERRORS = (
-    KeyError,
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    AssertionError,
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from prometheus_client import ProcessCollector
 from prometheus_client.utils import floatToGoString
@@ -20,7 +20,7 @@ from gpuwatch.page import Line, Page, header, number
 from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
 from gpuwatch.snapshot import Snapshot
 from gpuwatch.source import EntityInfo
-from gpuwatch.totals import Totals
+from gpuwatch.totals import Durations, TimeShares, Totals
 
 log = logging.getLogger("gpuwatch.exposition")
 
@@ -79,22 +79,6 @@ FAMILIES = (
         "Time-integral of 1 - clock/limit of the SM clock while busy, since the daemon's start.",
     ),
 )
-
-
-class HistogramView(Protocol):
-    """A histogram as it is shown."""
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Upper bounds, inclusive, without the infinite one."""
-
-    @property
-    def cumulative(self) -> list[int]:
-        """Observations at or below each bound, then all."""
-
-    @property
-    def sum(self) -> float:
-        """Sum of all observed values."""
 
 
 class Shown(NamedTuple):
@@ -193,7 +177,7 @@ class Exposition:
             page.put(line, value)
 
     def _put_histogram(
-        self, page: Page, name: str, entity: Entity, histogram: HistogramView
+        self, page: Page, name: str, entity: Entity, histogram: Durations | TimeShares
     ) -> None:
         lines = self._histograms.get((name, entity))
         if lines is None:

@@ -21,7 +21,6 @@ import numpy as np
 
 from gpuwatch.clock import SECOND_NS, ClockTriple
 from gpuwatch.codec import (
-    SHAPE_ERRORS,
     BlockReader,
     Head,
     RowArray,
@@ -38,7 +37,7 @@ from gpuwatch.codec import (
     write_all,
 )
 from gpuwatch.errors import ConfigError, GpuwatchError, RecordingError
-from gpuwatch.ring import RingReader, RingSchema
+from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Entity, Event
 from gpuwatch.source import EntityInfo
 from gpuwatch.summation import row_dtype

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 Severity = Literal["critical", "warning", "info"]
 
-BUSY_RATIO = 0.2  # above this share of SM activity or utilization a GPU is busy
 BUSY_REACH_NS = 3600 * SECOND_NS  # busy time older than this is no longer judged
 
 
@@ -127,12 +126,8 @@ class View:
 
     @property
     def busy(self) -> bool:
-        """Whether the SMs were active, or else the GPU in use, more than a fifth of the tick."""
-        for name in ("gpu_sm_active_ratio", "gpu_utilization_ratio"):
-            window = self.window(name)
-            if window is not None and window.covered_ns:
-                return window.mean > BUSY_RATIO
-        return False
+        """Whether the GPU worked for more than a fifth of the tick."""
+        return self.tick.busy(self.entity)
 
     def share(self, name: str) -> float | None:
         """Return the active time of a 0/1 column over the whole window.

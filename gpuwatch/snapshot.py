@@ -2,32 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from gpuwatch.alerts import Alert
 from gpuwatch.signals import Column, Entity
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Totals
 from gpuwatch.window import Tick, Window
-
-
-class AlertView(Protocol):
-    """What is shown of an alert."""
-
-    @property
-    def rule(self) -> str:
-        """Name of its rule."""
-
-    @property
-    def entity(self) -> Entity:
-        """What it is about."""
-
-    @property
-    def severity(self) -> str:
-        """critical, warning or info."""
-
-    @property
-    def state(self) -> str:
-        """Shown as 1 if it is `firing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +45,7 @@ class Snapshot:
     columns: Sequence[Column] = ()
     constants: Sequence[tuple[Column, float]] = ()
     entities: Sequence[EntityInfo] = ()
-    alerts: Iterable[AlertView] = ()
+    alerts: Iterable[Alert] = ()
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     sources: Mapping[str, SourceState] = field(default_factory=dict)
     children: Mapping[str, ChildState] = field(default_factory=dict)

@@ -5,7 +5,6 @@ opens the sources as a sampler does, reads every group at its period for some se
 what it saw as JSON to the descriptor `output` of its settings. It makes no rings.
 """
 
-import contextlib
 import heapq
 import json
 import os
@@ -58,7 +57,7 @@ def main() -> int:
     if child.stopping or not child.current:  # a read hung: nobody waits for the answer any more
         return 0
     for source in sources:
-        with contextlib.suppress(KeyError):
+        if source.name in opened:
             told[source.name] |= _describe(duty, child, source, opened[source.name], reads)
     answer = {
         "realtime": os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO,

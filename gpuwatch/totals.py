@@ -18,11 +18,9 @@ from gpuwatch.signals import Column, Entity, Kind, column_name
 from gpuwatch.window import TICK_NS, Floats, Tick, TimeHistogram, Window
 
 TRAILING_TICKS = 60 * SECOND_NS // TICK_NS
-BUSY_RATIO = 0.2
 
 SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
 SM_CLOCK_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}'
-ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is known counts
 
 DURATION_BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0)
 
@@ -229,16 +227,7 @@ class Totals:
         if clock is None or not limit:
             return
         lost = 0
-        if _busy(tick, entity):
+        if tick.busy(entity):
             # Above the limit (a clock read while it was being changed) is not a gain.
             lost = max(0, round(clock.covered_ns - clock.integral / limit))
         self.lost_clock_ns[entity] = self.lost_clock_ns.get(entity, 0) + lost
-
-
-def _busy(tick: Tick, entity: Entity) -> bool:
-    """Whether the GPU worked in this tick; not known is not busy."""
-    for name in ACTIVITY:
-        window = tick.window(entity, name)
-        if window is not None and window.covered_ns:
-            return window.mean > BUSY_RATIO
-    return False

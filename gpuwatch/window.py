@@ -6,7 +6,6 @@ weighs nothing.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +15,8 @@ import numpy.typing as npt
 from gpuwatch.signals import Entity, Event
 
 TICK_NS = 250_000_000
+BUSY_RATIO = 0.2  # above this share of activity a GPU is busy
+ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is known counts
 
 Floats = npt.NDArray[np.float64]
 
@@ -111,17 +112,17 @@ class Tick:
         """Return a value that does not change while the source is open, None if unknown."""
         return self.constants.get(entity, {}).get(name)
 
+    def busy(self, entity: Entity) -> bool:
+        """Say whether a GPU worked for more than a fifth of the tick; not known is not busy."""
+        for name in ACTIVITY:
+            window = self.window(entity, name)
+            if window is not None and window.covered_ns:
+                return window.mean > BUSY_RATIO
+        return False
+
 
 def put(tick: Tick, entity: Entity, name: str, window: Window) -> None:
     """Add a column's window to a tick; two feeders in one tick (a restarted child) add up."""
     windows = tick.windows.setdefault(entity, {})
     other = windows.get(name)
     windows[name] = other.merge(window) if other else window
-
-
-def merge(windows: Iterable[Window]) -> Window | None:
-    """Merge windows in order of time, None if there are none."""
-    result: Window | None = None
-    for window in windows:
-        result = window if result is None else result.merge(window)
-    return result

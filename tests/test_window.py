@@ -1,5 +1,6 @@
 """Windows: what is summed up of rows, against a slow and simple recount."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -20,7 +21,7 @@ from gpuwatch.signals import (
     Signal,
 )
 from gpuwatch.summation import HOLD_PERIODS, RingWindows, row_dtype
-from gpuwatch.window import TICK_NS, Tick, Window, merge, put
+from gpuwatch.window import TICK_NS, Tick, Window, put
 
 MS = 1_000_000
 START = 7_000_000_000_000
@@ -104,7 +105,7 @@ def summed(rows, edges):
 
 
 def total(ticks, name):
-    return merge(tick.windows[GPU][name] for tick in ticks)
+    return functools.reduce(Window.merge, (tick.windows[GPU][name] for tick in ticks))
 
 
 def spans(rows, start, end):
@@ -388,8 +389,3 @@ def test_two_feeders_of_one_tick_add_up(values):
     assert window.covered_ns == len(values) * MS
     assert (window.minimum, window.maximum) == (min(values), max(values))
     assert window.mean == pytest.approx(sum(values) / len(values))
-
-
-def test_nothing_merged_is_nothing():
-    """There is no window of no windows."""
-    assert merge([]) is None
