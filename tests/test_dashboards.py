@@ -1,0 +1,357 @@
+"""The Grafana dashboards: as the code makes them, sound, and with data from a real Prometheus."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import preview
+import promql_parser
+import pytest
+import yaml
+from boards import BOARDS
+from queries import Prometheus, Span, choose, pattern, substitute
+from running import Running, free_port, wait_for
+
+ROOT = Path(__file__).parent.parent
+GRAFANA = ROOT / "grafana"
+CONTRACT = tomllib.loads((ROOT / "tests/data/metrics.toml").read_text())
+MODELS = {model["uid"]: model for model in (build() for build in BOARDS)}
+
+# What Prometheus itself adds to each target.
+OF_PROMETHEUS = {"up", "ALERTS", "scrape_duration_seconds", "scrape_samples_scraped"}
+TARGET_LABELS = {"job", "instance", "le", "alertname", "alertstate"}
+NOT_SHOWN = {
+    "gpuwatch_gpu_clock_hertz_mean": "the histogram's sum over its count is exact at every zoom",
+    "gpuwatch_gpu_utilization_ratio": "one sample says nothing; min, max and mean are shown",
+    "process_cpu_seconds_total": "gpuwatch_process_cpu_seconds_total has it for every duty",
+    "process_virtual_memory_bytes": "address space is not memory",
+}
+# With the nodes of the test below these have rightly nothing to show.
+EMPTY = {
+    ("gpuwatch-self", "Sources that failed"),
+    ("gpuwatch-self", "Released"),
+    ("gpuwatch-self", "Failed reads by error"),
+    ("gpuwatch-self", "Stuck in a driver call"),
+    ("gpuwatch-self", "Restarts"),
+    *((uid, "Warning alerts") for uid in MODELS),
+    ("gpuwatch-node", "Info alerts"),
+    ("gpuwatch-gpu", "Info alerts"),
+}
+VARIABLES = {
+    "__rate_interval": "1m",
+    "__interval": "15s",
+    "__range": "1h",
+    "job": ".+",
+    "instance": "node1:9973",
+    "gpu": "0",
+}
+
+
+def panels(model):
+    """Return the panels of a dashboard, rows left out."""
+    return [panel for panel in model["panels"] if panel["type"] != "row"]
+
+
+def queries(model):
+    """Yield (title, target) of each query: of panels, then of annotations."""
+    for panel in panels(model):
+        for target in panel["targets"]:
+            yield panel["title"], target
+    for annotation in model["annotations"]["list"]:
+        yield annotation["name"], annotation
+
+
+def selectors(node):
+    """Yield each vector selector of an expression."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    below = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "param")]
+    for child in [*below, getattr(node, "vector_selector", None), *getattr(node, "args", [])]:
+        if child is not None:
+            yield from selectors(child)
+
+
+def parsed(model):
+    """Yield each vector selector of a dashboard's queries and variables."""
+    for _, target in queries(model):
+        yield from selectors(promql_parser.parse(substitute(target["expr"], VARIABLES)))
+    for variable in model["templating"]["list"][1:]:
+        expr = variable["query"]["query"].removeprefix("label_values(").rpartition(",")[0]
+        yield from selectors(promql_parser.parse(substitute(expr, VARIABLES)))
+
+
+def family(name):
+    """Return the contract's name of a series' family."""
+    stem = re.sub(r"_(bucket|sum|count)$", "", name)
+    return stem if CONTRACT.get(stem, {}).get("type") == "histogram" else name
+
+
+def test_committed_files_are_what_the_code_makes():
+    """Whoever changes a dashboard's code also commits its JSON."""
+    command = [sys.executable, GRAFANA / "build.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_uids_do_not_change():
+    """Bookmarks and links go to a dashboard by its uid."""
+    assert set(MODELS) == {"gpuwatch-fleet", "gpuwatch-node", "gpuwatch-gpu", "gpuwatch-self"}
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_a_dashboard_can_be_provisioned_anywhere(uid):
+    """It has no id of another server, and its data source is a variable."""
+    model = MODELS[uid]
+    assert model["id"] is None
+    assert model["templating"]["list"][0]["type"] == "datasource"
+    assert "__inputs" not in model
+    asked = [target for _, target in queries(model)] + model["templating"]["list"][1:]
+    for one in [*panels(model), *asked]:
+        assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_panels_are_identified(uid):
+    """Ids are unique on a dashboard, refIds on a panel."""
+    ids = [panel["id"] for panel in MODELS[uid]["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in panels(MODELS[uid]):
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters
+        assert len(set(letters)) == len(letters)
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_panels_do_not_overlap(uid):
+    """Each place on the grid belongs to one panel, and none is beyond the width."""
+    taken = set()
+    for panel in MODELS[uid]["panels"]:
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= 24
+        across = range(grid["x"], grid["x"] + grid["w"])
+        places = set(itertools.product(across, range(grid["y"], grid["y"] + grid["h"])))
+        assert not places & taken, panel["title"]
+        taken |= places
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_panels_say_what_they_show(uid):
+    """Each panel has a title, a unit, a description that is a sentence, and named series."""
+    for panel in panels(MODELS[uid]):
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert not panel["description"][0].islower()
+        assert panel["description"].rstrip()[-1] in ".)", panel["title"]
+        if panel["type"] in ("timeseries", "state-timeline", "bargauge", "heatmap"):
+            assert all(target["legendFormat"] != "__auto" for target in panel["targets"])
+
+
+def test_the_fleet_says_which_node():
+    """A GPU's number means nothing without its node."""
+    for _, target in queries(MODELS["gpuwatch-fleet"]):
+        legend = target.get("legendFormat") or target.get("textFormat")
+        assert "{{gpu}}" not in legend or "{{instance}}" in legend
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_links_lead_to_dashboards(uid):
+    """A link to a dashboard that does not exist would be found by a user at night."""
+    targets = set(re.findall(r"/d/([\w-]+)", json.dumps(MODELS[uid])))
+    assert targets <= set(MODELS)
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_queries_use_what_is_served(uid):
+    """Each expression parses; its metrics and the labels it chooses by are in the contract."""
+    for selector in parsed(MODELS[uid]):
+        name = family(selector.name)
+        assert name in CONTRACT.keys() | OF_PROMETHEUS, selector.name
+        labels = set(CONTRACT.get(name, {}).get("labels", ()))
+        chosen = {matcher.name for matcher in selector.matchers.matchers}
+        assert chosen <= labels | TARGET_LABELS, selector.prettify()
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_names_of_series_use_labels_that_exist(uid):
+    """A label that no metric has would leave a hole in the name."""
+    known = {label for entry in CONTRACT.values() for label in entry["labels"]} | TARGET_LABELS
+    for _, target in queries(MODELS[uid]):
+        texts = [target.get(key, "") for key in ("legendFormat", "titleFormat", "textFormat")]
+        assert set(re.findall(r"{{(\w+)}}", " ".join(texts))) <= known
+
+
+def test_every_metric_is_on_a_dashboard():
+    """A metric that nobody sees is on no dashboard for a stated reason."""
+    shown = {family(selector.name) for model in MODELS.values() for selector in parsed(model)}
+    assert CONTRACT.keys() - shown == set(NOT_SHOWN)
+
+
+def test_vendored_files_are_as_published():
+    """The copy of uPlot is the one of the stated version, with its licence."""
+    folder = GRAFANA / "vendor/uplot"
+    sums = tomllib.loads((folder / "VERSION.toml").read_text())["sha256"]
+    files = {path.name: path for path in folder.iterdir() if path.name != "VERSION.toml"}
+    assert {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    } == (sums)
+
+
+def test_provisioning_files_are_read():
+    """The examples have the keys by which Grafana knows them."""
+    folder = GRAFANA / "provisioning"
+    provider = yaml.safe_load((folder / "dashboards/gpuwatch.yml").read_text())["providers"][0]
+    assert provider["type"] == "file"
+    assert provider["options"]["path"]
+    source = yaml.safe_load((folder / "datasources/gpuwatch.yml").read_text())["datasources"][0]
+    assert source["type"] == "prometheus"
+    assert source["jsonData"]["timeInterval"]
+
+
+HOT = """
+[state]
+period_ms = 4.0
+[rules.gpu_hw_thermal_slowdown]
+window_seconds = 2.0
+[simulated]
+fault_after_seconds = 12.0
+"""
+CAPPED = """
+[state]
+period_ms = 4.0
+[rules.gpu_power_capped]
+window_seconds = 4.0
+"""
+SERVER = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [rules.yml]
+scrape_configs:
+  - job_name: gpuwatch
+    static_configs:
+      - {{targets: ["127.0.0.1:{hot}"], labels: {{instance: "hot:9973"}}}}
+      - {{targets: ["127.0.0.1:{capped}"], labels: {{instance: "capped:9973"}}}}
+      - {{targets: ["127.0.0.1:{silent}"], labels: {{instance: "silent:9973"}}}}
+"""
+RULES = """
+groups: [{name: gpuwatch, rules: [{alert: GpuwatchAlert, expr: gpuwatch_alert_firing == 1}]}]
+"""
+
+
+@contextlib.contextmanager
+def scraping(directory, **ports):
+    """Yield a Prometheus that scrapes these ports once a second."""
+    (directory / "prometheus.yml").write_text(SERVER.format(**ports))
+    (directory / "rules.yml").write_text(RULES)
+    port = free_port()
+    command = [
+        "prometheus",
+        f"--config.file={directory / 'prometheus.yml'}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (directory / "log").open("w") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        yield Prometheus(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Yield a Prometheus that saw a hot node begin to throttle, a capped one, and a silent one."""
+    if not shutil.which("prometheus"):
+        pytest.skip("needs prometheus: apt-get install prometheus")
+    hot, capped, own = (tmp_path_factory.mktemp(name) for name in ("hot", "capped", "prometheus"))
+    with (
+        Running(hot, "--source", "simulated:thermal", config=HOT) as first,
+        Running(capped, "--source", "simulated:power-capped", config=CAPPED) as second,
+        scraping(own, hot=first.port, capped=second.port, silent=free_port()) as prometheus,
+    ):
+
+        def has(expr):
+            with contextlib.suppress(OSError):
+                return prometheus.get("query", query=expr)["result"]
+            return []
+
+        enough = (
+            'ALERTS{instance="hot:9973",alert="gpu_hw_thermal_slowdown"}',
+            'ALERTS{instance="capped:9973",alert="gpu_power_capped"}',
+            'rate(gpuwatch_gpu_lost_clock_seconds_total{instance="hot:9973",gpu="2"}[8s]) > 0.3',
+        )
+        wait_for(lambda: all(has(expr) for expr in enough), 75, "alerts in Prometheus")
+        yield prometheus
+
+
+@pytest.fixture
+def span():
+    """Return the last minute, as scraped."""
+    now = time.time()
+    return Span(now - 60, now, step=2, scrape=2)
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_every_query_has_data(server, span, uid):
+    """Each expression, as Grafana would send it, has an answer from a real Prometheus."""
+    model = MODELS[uid]
+    chosen = choose(server, model, span, {"instance": ["hot:9973"], "gpu": ["2"]})
+    if uid in ("gpuwatch-fleet", "gpuwatch-self"):
+        chosen = choose(server, model, span, {})
+    values = pattern(model, chosen) | span.globals()
+    asked = [
+        (panel["title"], target["expr"], values | panel["scoped"])
+        for panel in preview.repeated(model["panels"], chosen)
+        for target in panel.get("targets", [])
+    ]
+    asked += [(one["name"], one["expr"], values) for one in model["annotations"]["list"]]
+    empty = {
+        (uid, title)
+        for title, expr, scoped in asked
+        if not server.get("query", query=substitute(expr, scoped))["result"]
+    }
+    assert empty == {one for one in EMPTY if one[0] == uid}
+
+
+def test_tables_rank_the_worst_first(server, span):
+    """The hot GPU loses most clock, and the silent node is listed as missing."""
+    model = MODELS["gpuwatch-fleet"]
+    values = pattern(model, choose(server, model, span, {})) | span.globals()
+    tables = {panel["title"]: panel for panel in panels(model) if panel["type"] == "table"}
+
+    def rows(title, letter):
+        target = next(one for one in tables[title]["targets"] if one["refId"] == letter)
+        found = server.get("query", query=substitute(target["expr"], values))["result"]
+        return sorted(found, key=lambda row: -float(row["value"][1]))
+
+    assert rows("GPUs", "B")[0]["metric"] == {"instance": "hot:9973", "gpu": "2"}
+    firing = [row["value"][1] for row in rows("Firing alerts", "A")]
+    assert firing[0] == "3"
+    assert "1" in firing
+    missing = {(row["metric"]["instance"], row["metric"]["what"]) for row in rows("Missing", "A")}
+    assert missing == {("silent:9973", "node does not answer")}
+
+
+@pytest.mark.parametrize("uid", MODELS)
+def test_preview_draws_each_panel(server, span, uid):
+    """The page of the preview has every panel, with its data."""
+    page = preview.page(server, MODELS[uid], span, {"instance": ["hot:9973"], "gpu": ["2"]})
+    data = json.loads(re.search(r"const DATA = (.*);</script>", page)[1])
+    titles = [panel["title"] for panel in data["panels"]]
+    assert len(titles) >= len(MODELS[uid]["panels"])
+    assert not [title for title in titles if "$" in title]
+    kinds = {panel["type"] for panel in data["panels"]} - {"row"}
+    drawn = set(re.findall(r'^  "?([\w-]+)"?\(body, panel\)', preview_script(), re.MULTILINE))
+    assert kinds <= drawn
+
+
+def preview_script():
+    """Return the script that draws."""
+    return (GRAFANA / "preview.js").read_text()
