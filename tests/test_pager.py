@@ -33,7 +33,7 @@ period_ms = 4.0
 window_seconds = 2.0
 hold_seconds = 2.0
 [simulated]
-fault_after_seconds = 20.0
+fault_after_seconds = 15.0
 fault_seconds = 8.0
 """
 # Every rule at work within the run, so that one which errs would be seen.
@@ -189,9 +189,9 @@ def fleet(directory):
     for name in ("hot", "capped", "replayed"):
         (directory / name).mkdir()
     with (
-        Running(directory / "hot", "--source", "simulated:thermal", config=HOT) as hot,
         Running(directory / "capped", "--source", "simulated:power-capped", config=CAPPED) as full,
         Running(directory / "replayed", "--source", "replay:bundled", config=CAPPED) as replayed,
+        Running(directory / "hot", "--source", "simulated:thermal", config=HOT) as hot,
     ):
         yield {"hot": hot, "capped": full, "replayed": replayed}
 
