@@ -12,6 +12,7 @@ A row's time is packed as the time it was due: time less lateness lies on an eve
 import json
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +21,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from gpuwatch import __version__
 from gpuwatch.clock import ClockTriple
 from gpuwatch.errors import RecordingError
 from gpuwatch.ring import RingSchema
-from gpuwatch.signals import Column, Entity, Signal
-from gpuwatch.source import EntityInfo
+from gpuwatch.signals import Column
+from gpuwatch.source import EntityInfo, constant_from_json, constant_to_json
 from gpuwatch.summation import row_dtype
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 FORMAT = 1
 MAX_RAW_BYTES = 64 * 1024 * 1024
@@ -106,18 +111,6 @@ class Head:
         )
 
 
-def constant_to_json(column: Column, value: float) -> list[Any]:
-    """Return a constant as manifests and recordings keep it."""
-    return [list(column.entity), column.signal.to_json(), column.label, value]
-
-
-def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
-    """Rebuild a constant; TypeError, KeyError or ValueError if `data` is not one."""
-    (kind, identifier), signal, label, value = data
-    entity = Entity(str(kind), str(identifier))
-    return Column(entity, Signal.from_json(signal), str(label)), float(value)
-
-
 class Block(NamedTuple):
     """One whole block and the offset of the byte after it."""
 
@@ -153,7 +146,7 @@ def encode_block(kind: bytes, raw: bytes) -> bytes:
     """Return a whole block; `kind` is 4 bytes, `raw` at most MAX_RAW_BYTES."""
     assert len(kind) == 4
     assert len(raw) <= MAX_RAW_BYTES
-    payload = zstandard.ZstdCompressor(level=LEVEL).compress(raw)
+    payload = zstd.compress(raw, LEVEL)
     header = _HEADER.pack(kind, len(payload), len(raw), 0)[:-4]
     crc = zlib.crc32(payload, zlib.crc32(header))
     return header + crc.to_bytes(4, "little") + payload
@@ -223,10 +216,10 @@ class BlockReader:
         if zlib.crc32(payload, zlib.crc32(header[:-4])) != crc:
             return None
         try:
-            if zstandard.frame_content_size(payload) != raw_length:
+            if zstd.get_frame_info(payload).decompressed_size != raw_length:
                 return None
-            raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_length)
-        except zstandard.ZstdError:
+            raw = zstd.ZstdDecompressor().decompress(payload, raw_length)
+        except zstd.ZstdError:
             return None
         return Block(kind, raw, end)
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.errors import ConfigError
 from gpuwatch.ring import SHAPE_ERRORS, RingReader
-from gpuwatch.signals import Column, Entity, Event, Signal
-from gpuwatch.source import EntityInfo
+from gpuwatch.signals import Column, Entity, Event
+from gpuwatch.source import EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import TICK_NS, Tick, Window
 
@@ -162,11 +162,9 @@ class Feed:
             )
             for info in infos
         ]
-        for (kind, identifier), signal, label, value in data["constants"]:
-            entity = Entity(kind, identifier)
-            entity = manifest.names.get(entity, entity)
-            column = Column(entity, Signal.from_json(signal), label)
-            manifest.constants.append((column, float(value)))
+        for column, value in map(constant_from_json, data["constants"]):
+            entity = manifest.names.get(column.entity, column.entity)
+            manifest.constants.append((column._replace(entity=entity), value))
         paths = [Path(path) for path in data["rings"]]
         readers = {path: RingReader(path) for path in paths if path not in self.rings}
         for ring in self.rings.values():

@@ -25,7 +25,6 @@ from gpuwatch.codec import (
     Head,
     RowArray,
     RowsBlock,
-    constant_from_json,
     damaged,
     decode_json,
     decode_rows,
@@ -39,7 +38,7 @@ from gpuwatch.codec import (
 from gpuwatch.errors import ConfigError, GpuwatchError, RecordingError
 from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Entity, Event
-from gpuwatch.source import EntityInfo
+from gpuwatch.source import EntityInfo, constant_from_json
 from gpuwatch.summation import row_dtype
 
 SORT = "recording"

@@ -6,8 +6,6 @@ it fills rings like the recorded ones in real time and for ever. Both get their 
 """
 
 import itertools
-import json
-import os
 import struct
 import sys
 import time
@@ -19,13 +17,13 @@ from typing import Any
 from gpuwatch import pulse as page
 from gpuwatch.child import Child, no_room
 from gpuwatch.clock import SECOND_NS, monotonic_ns
-from gpuwatch.codec import constant_to_json
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import RecordingError
 from gpuwatch.playback import Playback, Step, reach_ns
 from gpuwatch.recording import RecordingReader
 from gpuwatch.ring import RingWriter
 from gpuwatch.signals import Entity, Event
+from gpuwatch.source import constant_to_json
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import TICK_NS, Tick, Window, put
 
@@ -198,11 +196,7 @@ class Live:
         everywhere = set().union(*seen.values())
         for duty in self.duties:
             mine = seen[duty]
-            manifest = {
-                "duty": duty,
-                "generation": self.child.generation,
-                "pid": os.getpid(),
-                "rings": [str(writer.path) for ring, writer in tracks if ring.duty == duty],
+            about = {
                 "sources": self._sources(duty),
                 "entities": [
                     info.to_json()
@@ -214,12 +208,8 @@ class Live:
                     for column, value in self.head.constants.get(duty, ())
                 ],
             }
-            path = self.runtime / f"{duty}.json"
-            temporary = path.with_suffix(".json.tmp")
-            temporary.write_text(json.dumps(manifest))
-            temporary.chmod(0o640)
-            if self.child.current:
-                temporary.replace(path)
+            rings = [writer.path for ring, writer in tracks if ring.duty == duty]
+            self.child.announce(duty, rings, about)
 
 
 def main() -> int:

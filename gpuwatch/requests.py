@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message
+from gpuwatch.source import constant_to_json
 from gpuwatch.status import alert_json
 
 if TYPE_CHECKING:
@@ -96,10 +97,7 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
         "names": [[old, new] for m in manifests for old, new in m.names.items()],
         "entities": [info.to_json() for info in daemon.feed.entities],
         "constants": {
-            m.duty: [
-                [list(column.entity), column.signal.to_json(), column.label, value]
-                for column, value in m.constants
-            ]
+            m.duty: [constant_to_json(column, value) for column, value in m.constants]
             for m in manifests
         },
         "events": _sampled_events(daemon, since),

@@ -29,7 +29,7 @@ from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
 from gpuwatch.signals import HOST, Event
-from gpuwatch.source import Context, Group, Opened, Source
+from gpuwatch.source import Context, Group, Opened, Source, constant_to_json
 from gpuwatch.sources import sources_of
 
 log = logging.getLogger("gpuwatch.sampler")
@@ -154,27 +154,17 @@ class Sampler:
             task.writer.path.unlink(missing_ok=True)
 
     def _write_manifest(self) -> None:
-        manifest = {
-            "duty": self.duty,
-            "generation": self.child.generation,
-            "pid": os.getpid(),
-            "rings": [str(task.writer.path) for task in self.tasks],
+        opened = self.opened.values()
+        about = {
             "sources": self.states,
-            "entities": [
-                info.to_json() for opened in self.opened.values() for info in opened.entities
-            ],
+            "entities": [info.to_json() for found in opened for info in found.entities],
             "constants": [
-                [list(column.entity), column.signal.to_json(), column.label, value]
-                for opened in self.opened.values()
-                for column, value in opened.constants
+                constant_to_json(column, value)
+                for found in opened
+                for column, value in found.constants
             ],
         }
-        path = self.runtime / f"{self.duty}.json"
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(manifest))
-        temporary.chmod(0o640)
-        if self.child.current:
-            temporary.replace(path)
+        self.child.announce(self.duty, [task.writer.path for task in self.tasks], about)
 
     def run(self) -> int:
         """Sample until told to stop or abandoned; return the exit status.

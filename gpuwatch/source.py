@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuwatch.pulse import Pulse
-from gpuwatch.signals import Column, Entity, Event
+from gpuwatch.signals import Column, Entity, Event, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,18 @@ class EntityInfo:
         kind, identifier = data["entity"]
         labels = {str(key): str(value) for key, value in data["labels"].items()}
         return cls(Entity(str(kind), str(identifier)), labels)
+
+
+def constant_to_json(column: Column, value: float) -> list[Any]:
+    """Return a constant as manifests and recordings keep it."""
+    return [list(column.entity), column.signal.to_json(), column.label, value]
+
+
+def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
+    """Rebuild a constant; TypeError, KeyError or ValueError if `data` is not one."""
+    (kind, identifier), signal, label, value = data
+    entity = Entity(str(kind), str(identifier))
+    return Column(entity, Signal.from_json(signal), str(label)), float(value)
 
 
 @dataclass(frozen=True, slots=True)
