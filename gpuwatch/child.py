@@ -6,9 +6,12 @@ the command line, where every user of the host could read them.
 
 import errno
 import json
+import os
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpuwatch import pulse as page
@@ -52,6 +55,26 @@ class Child:
     def current(self) -> bool:
         """False once the supervisor has abandoned this process: then it must not write."""
         return self.pulse.words[page.GENERATION] == self.generation
+
+    def announce(self, duty: str, rings: Sequence[Path], about: Mapping[str, Any]) -> None:
+        """Write the duty's manifest: which rings there are, and what is known of their content.
+
+        Raises OSError if it cannot be written. Who hung and was abandoned, or outlived the
+        supervisor, must not write over the manifest of a child that took over.
+        """
+        manifest = {
+            "duty": duty,
+            "generation": self.generation,
+            "pid": os.getpid(),
+            "rings": [str(path) for path in rings],
+            **about,
+        }
+        path = Path(self.config["paths"]["runtime"]) / f"{duty}.json"
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(manifest))
+        temporary.chmod(0o640)
+        if self.current and not self.stopping:
+            temporary.replace(path)
 
     def unavailable(self, reason: str) -> int:
         """Report `reason` until it is time for the next try; return the exit status.

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch import pulse as page
-from gpuwatch.codec import Head, RowsBlock, constant_from_json
+from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.control import connect
 from gpuwatch.errors import RecordingError
 from gpuwatch.paths import BUNDLED_RECORDING
@@ -29,7 +29,7 @@ from gpuwatch.recording import RecordingReader, RecordingWriter
 from gpuwatch.replay import ticks
 from gpuwatch.ring import RingReader, RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Entity, Event, Kind, Signal
-from gpuwatch.source import EntityInfo
+from gpuwatch.source import EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows, row_dtype
 from gpuwatch.window import TICK_NS, Tick
 
