@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ class Live:
                 while events and events[0].time_ns <= now:
                     self._tell(servers[0], events.popleft())
                 for server in servers:
-                    self._listen(server)
+                    # Events are told once, by the first duty, whoever they were recorded of.
+                    self._listen(server, self._events if server is servers[0] else ())
                 if now < step.end_ns:
                     if not announced:
                         self._write_manifests()
@@ -164,13 +165,13 @@ class Live:
         for connection in self._listeners:
             connection.send(message)
 
-    def _listen(self, server: Server) -> None:
+    def _listen(self, server: Server, told: Iterable[Message]) -> None:
         """Answer as a sampler does; a recording cannot be read faster or slower."""
         for connection, message in server.poll():
             match message:
                 case {"command": "events", "after": int(after)}:
                     connection.send({"state": {"sources": self._sources(), "errors": {}}})
-                    for event in self._events:
+                    for event in told:
                         if event["sequence"] > after:
                             connection.send(event)
                     self._listeners.add(connection)

@@ -407,6 +407,20 @@ def test_live_replay_sends_recorded_events(tmp_path: Path, recording: Path) -> N
 
         child.wait_until(heard)
         connection.close()
+        other = connect(tmp_path / "counters.4.sock")
+        assert other is not None
+        assert other.send({"command": "events", "after": -1})
+        assert other.send({"command": "none"})
+        answers: list[dict[str, Any]] = []
+
+        def answered() -> bool:
+            while (message := other.receive()) is not None:
+                answers.append(message)
+            return any("error" in message for message in answers)
+
+        child.wait_until(answered)
+        other.close()
+    assert not any("event" in message for message in answers), "each event is told once"
     state = next(message["state"] for message in messages if "state" in message)
     assert set(state["sources"]) == {"nvml_state", "nvml_counters"}
     event = next(message for message in messages if "event" in message)
