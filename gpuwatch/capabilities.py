@@ -44,6 +44,20 @@ class _Word(ctypes.Structure):
     )
 
 
+def follow(death_signal: signal.Signals) -> Callable[[], None]:
+    """Return a `preexec_fn` for one child, which gets `death_signal` when its parent ends."""
+    prctl, getppid, leave = ctypes.CDLL(None).prctl, os.getppid, os._exit
+    prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    number, parent = int(death_signal), os.getpid()
+
+    def apply() -> None:
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if getppid() != parent:  # it ended before it could be watched
+            leave(1)
+
+    return apply
+
+
 def confine(
     keep: Iterable[str] = (), death_signal: signal.Signals = signal.SIGTERM
 ) -> Callable[[], None]:
@@ -54,7 +68,7 @@ def confine(
     forked it ends.
     """
     libc = ctypes.CDLL(None)
-    prctl, capset, getppid, leave = libc.prctl, libc.capset, os.getppid, os._exit
+    prctl, capset = libc.prctl, libc.capset
     prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     header, words = _Header(_VERSION_3, 0), (_Word * 2)()
     libc.capget(ctypes.byref(header), ctypes.byref(words))
@@ -70,12 +84,10 @@ def confine(
         if bit not in kept and prctl(_PR_CAPBSET_READ, bit, 0, 0, 0) == 1
     ]
     header_address, words_address = ctypes.byref(header), ctypes.byref(words)
-    number, parent = int(death_signal), os.getpid()
+    watch_parent = follow(death_signal)
 
     def apply() -> None:
-        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if getppid() != parent:  # it ended before it could be watched
-            leave(1)
+        watch_parent()
         prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
         for bit in bounding:  # while CAP_SETPCAP, which this needs, is still there
             prctl(_PR_CAPBSET_DROP, bit, 0, 0, 0)

@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(leaving.code or PASS)
     try:
         code: int = arguments.command.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started with standard output closed
+            sys.stdout.flush()
     except GpuwatchError as error:
         print(error, file=sys.stderr)
         return error.exit_code

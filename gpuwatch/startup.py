@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import USAGE, ConfigError, GpuwatchError
 from gpuwatch.process import settings_file
@@ -33,23 +35,28 @@ class Validation:
     """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        # Files, not pipes: nobody needs to read while it writes.
-        self._output, self._errors = (
-            os.fdopen(os.memfd_create(name), "w+b") for name in ("settings", "errors")
-        )
         self._deadline_ns = monotonic_ns() + VALIDATION_NS
-        stdin = settings_file(request)
+        self._files = contextlib.ExitStack()
         try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "gpuwatch.config"],
-                stdin=stdin,
-                stdout=self._output,
-                stderr=self._errors,
+            # Files, not pipes: nobody needs to read while it writes.
+            self._output, self._errors = (
+                self._files.enter_context(os.fdopen(os.memfd_create(name), "w+b"))
+                for name in ("settings", "errors")
             )
+            stdin = settings_file(request)
+            try:
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "gpuwatch.config"],
+                    stdin=stdin,
+                    stdout=self._output,
+                    stderr=self._errors,
+                    preexec_fn=follow(signal.SIGKILL),
+                )
+            finally:
+                os.close(stdin)
         except OSError as error:
+            self._files.close()
             raise GpuwatchError(f"the config could not be checked: {error.strerror}") from error
-        finally:
-            os.close(stdin)
 
     def poll(self) -> dict[str, Any] | None:
         """Return the settings once they are there, None before.
@@ -60,13 +67,13 @@ class Validation:
         if status is None and monotonic_ns() < self._deadline_ns:
             return None
         if status is None:  # a config file on a dead network disk, say
-            self._popen.kill()
+            self.kill()
             raise GpuwatchError("the config could not be checked: no answer in 30 s")
         texts = []
-        for file in (self._output, self._errors):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace").strip())
-            file.close()
+        with self._files:
+            for file in (self._output, self._errors):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace").strip())
         if status == USAGE:
             raise ConfigError(texts[1])
         if status:
@@ -74,6 +81,11 @@ class Validation:
             raise GpuwatchError(f"the config could not be checked: {last}: report it")
         config: dict[str, Any] = json.loads(texts[0])
         return config
+
+    def kill(self) -> None:
+        """Give up waiting for it."""
+        self._popen.kill()
+        self._files.close()
 
 
 def validate(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +134,8 @@ def _refuse_foreign(runtime: Path) -> None:
 def _clear(runtime: Path, rings: Path) -> None:
     """Remove what only a running daemon needs, and nothing that somebody else keeps there."""
     manifests = [path for path in runtime.glob("*.json") if path.is_file() and _is_manifest(path)]
-    left = [path for path in (*runtime.iterdir(), *rings.iterdir()) if _OURS.fullmatch(path.name)]
+    # By glob: a directory that somebody removed under way holds nothing.
+    left = [path for path in (*runtime.glob("*"), *rings.glob("*")) if _OURS.fullmatch(path.name)]
     for path in (*manifests, *left):
         path.unlink(missing_ok=True)
 

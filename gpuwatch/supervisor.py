@@ -5,13 +5,14 @@ runtime directory, binds the sockets, starts the daemon and, once that listens, 
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from gpuwatch.duty import Duty
 from gpuwatch.errors import INTERNAL, USAGE, GpuwatchError
 from gpuwatch.job import Job
 from gpuwatch.process import Process
-from gpuwatch.startup import Validation, prepared, validate
+from gpuwatch.startup import Validation, prepared
 
 log = logging.getLogger("gpuwatch.supervisor")
 
+STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 LOOP_SECONDS = 0.1
 REPORT_NS = SECOND_NS
 DAEMON_SILENT_NS = 10 * SECOND_NS
@@ -46,10 +48,18 @@ def run(request: Mapping[str, Any]) -> int:
     `request` is what `gpuwatch.config` reads: config file, overrides and source. Raises
     ConfigError if the config, a directory or a port cannot be used: then nothing was started.
     """
-    config = validate(request)
+    signals: set[int] = set()  # from the start, so that a stop in the midst of it is clean too
+    for number in (*STOPS, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda number, _frame: signals.add(number))
+    validation = Validation(request)
+    while (config := validation.poll()) is None:
+        if signals & STOPS:
+            validation.kill()
+            return 0
+        select.select([], [], [], 0.01)
     logs.configure(config["log"])
     with prepared(config) as (sockets, rings):
-        return Supervisor(request, config, sockets, rings).run()
+        return Supervisor(request, config, sockets, rings, signals).run()
 
 
 class Supervisor:
@@ -61,6 +71,7 @@ class Supervisor:
         config: dict[str, Any],
         sockets: list[socket.socket],
         rings: Path,
+        signals: set[int],
     ) -> None:
         self.request = request
         self.config = config
@@ -71,11 +82,12 @@ class Supervisor:
         self.daemon: Process | None = None
         self.daemon_restarts = 0
         self._daemon_failures = 0
+        self._daemon_fault = ""
         self._daemon_start_ns = 0
         self._channel: socket.socket | None = None
         self._generation = 0
         self._reported_ns = 0
-        self._signals: set[int] = set()
+        self._signals = signals  # that have come and were not heeded yet
         self._ready = False
         self._validation: Validation | None = None
         self._reloading = False
@@ -87,12 +99,11 @@ class Supervisor:
         for end in (wake, waker):
             end.setblocking(False)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, self._note_signal)
         watchdog = systemd.watchdog_seconds()
         fed_ns = 0
-        while not self._signals & {signal.SIGTERM, signal.SIGINT} and not self._status:
-            if signal.SIGHUP in self._signals:
+        while not self._signals & STOPS and not self._status:
+            # Another reload while one is under way is the next one, however often it was asked for.
+            if signal.SIGHUP in self._signals and self._validation is None:
                 self._signals.discard(signal.SIGHUP)
                 self._validate()
             self._poll_validation()
@@ -112,9 +123,6 @@ class Supervisor:
             self._hear_daemon()
         self._stop()
         return self._status
-
-    def _note_signal(self, number: int, _frame: object) -> None:
-        self._signals.add(number)
 
     def _healthy(self) -> bool:
         """Return whether systemd may be told that all is well.
@@ -167,13 +175,13 @@ class Supervisor:
 
     def _start_daemon(self) -> None:
         self._generation += 1
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setblocking(False)
-        descriptors = [theirs.fileno(), *(listener.fileno() for listener in self.sockets)]
         # If the host allows no more processes now, the next try may find it otherwise.
         self._daemon_start_ns = monotonic_ns() + SECOND_NS
-        with theirs:
-            try:
+        try:
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._channel.setblocking(False)
+            descriptors = [theirs.fileno(), *(listener.fileno() for listener in self.sockets)]
+            with theirs:
                 self.daemon = Process(
                     ("gpuwatch.daemon",),
                     {
@@ -185,9 +193,13 @@ class Supervisor:
                     death_signal=signal.SIGKILL,  # it must not hold the port when we are gone
                     descriptors=descriptors,
                 )
-            except OSError as error:
-                log.error("the daemon cannot be started: %s", error.strerror)
-                self._drop_daemon()
+            self._daemon_fault = ""
+        except OSError as error:
+            fault = error.strerror or str(error)
+            if fault != self._daemon_fault:  # it is tried again each second
+                self._daemon_fault = fault
+                log.error("the daemon cannot be started: %s", fault)
+            self._drop_daemon()
 
     def _sampler_settings(self) -> dict[str, Any]:
         return {
@@ -230,7 +242,7 @@ class Supervisor:
             if message.get("ready"):
                 self._daemon_is_ready()
             elif "spawn" in message:
-                self._spawn(message, descriptors[0])
+                self._spawn(message, descriptors)
 
     def _daemon_is_ready(self) -> None:
         if not self._ready:
@@ -242,14 +254,18 @@ class Supervisor:
             log.info("ready: %s", status)
         self._report()
 
-    def _spawn(self, message: Mapping[str, Any], settings: int) -> None:
+    def _spawn(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         try:
+            if not descriptors:  # the kernel drops what there is no room for
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             kind, deadline = message["spawn"], message["deadline_seconds"]
-            self.jobs.append(Job(message["job"], kind, settings, deadline))
+            self.jobs.append(Job(message["job"], kind, descriptors[0], deadline))
         except (OSError, KeyError) as error:  # too many processes; a kind that is none
-            self._send({"job": message["job"], "status": INTERNAL, "output": str(error)})
+            output = json.dumps({"error": f"{message['spawn']} cannot be started: {error}"})
+            self._send({"job": message["job"], "status": INTERNAL, "output": output})
         finally:
-            os.close(settings)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _poll_jobs(self) -> None:
         for job in list(self.jobs):
@@ -333,6 +349,8 @@ class Supervisor:
             duty.stop()
         for job in self.jobs:
             job.kill()
+        if self._validation is not None:
+            self._validation.kill()
         while left := [process for duty in self.duties for process in duty.processes()]:
             passed = monotonic_ns() - start
             known = {process for duty in self.duties for process in duty.abandoned}
