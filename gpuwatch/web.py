@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from string import Template
@@ -29,6 +30,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gpuwatch import __version__
 from gpuwatch.errors import ConfigError
 
+log = logging.getLogger("gpuwatch.web")
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METHODS = frozenset({"GET", "HEAD"})
 PUBLIC_PATHS = frozenset({"/metrics", "/-/healthy", "/-/ready"})
@@ -43,6 +46,9 @@ KEEP_ALIVE_SECONDS = 75  # longer than a usual scrape interval
 REQUEST_BYTES = 16 * 1024
 GRACE_SECONDS = 1
 START_SECONDS = 10.0
+ACCEPTED_AT_ONCE = 16  # so that a rush of connections cannot take all descriptors
+WAITING = 1024  # connections that the kernel holds until then
+FAULT_QUIET_SECONDS = 60.0
 
 
 class Pages(Protocol):
@@ -99,13 +105,14 @@ class WebServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level=logging.WARNING,
+            log_level=logging.ERROR,  # a stranger could fill the log with bad requests
             access_log=False,
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             h11_max_incomplete_event_size=REQUEST_BYTES,
+            backlog=ACCEPTED_AT_ONCE,
         )
         self._server = _Server(config, self._started)
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
@@ -146,10 +153,23 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listening: threading.Event) -> None:
         super().__init__(config)
         self._listening = listening
+        self._fault_told = -FAULT_QUIET_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._tell_fault)
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING)
         self._listening.set()
+
+    def _tell_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say in one line a minute what the system refuses, as descriptors; all else in full."""
+        fault = context.get("exception")
+        if not isinstance(fault, OSError):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._fault_told >= FAULT_QUIET_SECONDS:
+            self._fault_told = time.monotonic()
+            log.warning("web server: %s", fault)
 
 
 def _protocol(limit: int) -> type[asyncio.Protocol]:
