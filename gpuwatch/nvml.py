@@ -1,5 +1,6 @@
 """What every source that speaks NVML needs: its errors in words, and what a GPU is."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -49,9 +50,11 @@ def bus_ids() -> list[str]:
     """Return addresses as NVML lists them: where a container hides the PCI bus."""
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
-        found.append(f"{int(domain, 16):04x}:{rest}")
+        # A sick GPU that does not even tell its address must not hide the others.
+        with contextlib.suppress(pynvml.NVMLError):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
+            found.append(f"{int(domain, 16):04x}:{rest}")
     return sorted(found)
 
 

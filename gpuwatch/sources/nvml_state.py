@@ -192,7 +192,8 @@ class NvmlState:
         """Get the GPU's handle and identity; False if it does not answer."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.bus_id)
-            gpu.labels["uuid"] = pynvml.nvmlDeviceGetUUID(handle)
+            with contextlib.suppress(UnicodeDecodeError):
+                gpu.labels["uuid"] = pynvml.nvmlDeviceGetUUID(handle)
         except pynvml.NVMLError as error:
             self.findings.errors[f"attach {nvml.reason(error.value)}"] += 1
             if not gpu.retry_ns:
@@ -201,7 +202,8 @@ class NvmlState:
             return False
         gpu.handle = handle
         for label, query in nvml.IDENTITY:
-            with contextlib.suppress(pynvml.NVMLError):  # what a GPU has not is not listed
+            # What a GPU has not is not listed, nor is what it spells in no known characters.
+            with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
                 gpu.labels[label] = str(query(handle))
         gpu.constants.clear()
         for signal, label, query in nvml.CONSTANTS:
