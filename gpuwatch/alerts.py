@@ -78,7 +78,8 @@ class _Watch:
     since_ns: int
     state: State = "inactive"
     held_ns: int = 0  # judged time in breach while pending
-    value: float | None = None
+    judged: float | None = None  # what was compared with the limit
+    value: float | None = None  # what is shown
     known: bool = False
     seen_ns: int | None = None  # when `detect` last said yes
     restored: bool = False
@@ -100,7 +101,7 @@ class _Watch:
         if value is None or not self.known:
             return ""
         tick_ns = tick.end_ns - tick.start_ns
-        self.value = shown
+        self.judged, self.value = value, shown
         self.view.judged_ns += tick_ns
         self.since_ns = min(self.since_ns, tick.end_ns)  # data time may go back
         breached = self.rule.breached(value)
@@ -223,7 +224,8 @@ class AlertEngine:
     def acknowledge(self, entity: Entity | None = None) -> int:
         """Let sticky alerts (of one entity, or all) resolve once recovered; return how many.
 
-        Acknowledging before the recovery counts too, for the alert that is firing now.
+        Acknowledging before the recovery counts too, for the alert that is firing now. Alerts
+        from before a restart on what has not been seen since, a GPU taken out, end at once.
         """
         found = [
             watch
@@ -235,8 +237,21 @@ class AlertEngine:
         ]
         for watch in found:
             watch.acknowledged = True
-        self._save(found)
-        return len(found)
+        gone = [
+            watch
+            for watch in self._watches.values()
+            if watch.state == "firing"
+            and watch.restored
+            and not watch.view.judged_ns
+            and entity in (None, watch.entity)
+        ]
+        now_ns = read_clocks().monotonic_ns
+        for watch in gone:
+            watch.state, watch.since_ns = "inactive", now_ns
+            self._count(watch, "resolved", now_ns)
+        changed = [*found, *(watch for watch in gone if watch not in found)]
+        self._save(changed)
+        return len(changed)
 
     def set_recording(self, rule: str, entity: Entity, recording: str) -> None:
         """Name the recording that shows the alert; it stays until there is a newer one."""
@@ -279,8 +294,10 @@ class AlertEngine:
 
     def _tell(self, watch: _Watch, what: str, now_ns: int) -> None:
         detail = ""
-        if what != "detected" and watch.value is not None:
-            detail = f"value {watch.value:.4g}, limit {watch.rule.limit:g}, {watch.rule.severity}"
+        if what != "detected" and watch.judged is not None:
+            detail = f"{watch.judged:.4g}, limit {watch.rule.limit:g}, {watch.rule.severity}"
+            if watch.rule.show is not None and watch.value is not None:
+                detail += f", value {watch.value:.4g}"
         self._events.append(Event(now_ns, watch.entity, f"{watch.rule.name}_{what}", detail))
 
     def _save(self, watches: Sequence[_Watch]) -> None:

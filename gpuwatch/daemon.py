@@ -34,6 +34,10 @@ log = logging.getLogger("gpuwatch.daemon")
 LOOK_SECONDS = 0.125
 EVENTS_KEPT = 10_000
 UPKEEP_NS = SECOND_NS
+# Events that an operator should see at the usual level of a log.
+WARNINGS = frozenset(
+    {"sampling_budget", "gpu_lost", "gpu_unreachable", "clock_step", "suspended", "tick_failed"}
+)
 FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every tick must not fill the log
 
 
@@ -55,11 +59,16 @@ class Daemon:
         )
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
+        self._severities = {rule.name: rule.severity for rule in RULES}
+        for alert in self.engine.alerts():
+            if alert.state == "firing":
+                log.warning("%s still fires, %s: from before this start", alert.rule, alert.entity)
         self.totals = Totals()
         self.exposition = Exposition()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.ticks: tuple[Tick, ...] = ()
         self.ticks_closed = 0
+        self._waiting: deque[Tick] = deque()
         self.recordings = 0
         self.recordings_begun = 0
         self.supervisor = SupervisorChannel(child.settings["channel"])
@@ -72,7 +81,8 @@ class Daemon:
         self.started_ns = monotonic_ns()
         self._clock_watch = ClockWatch()
         self._upkeep_ns = 0
-        self.pci_gpus = 0
+        self.pci_gpus: int | None = None
+        self.nvml_up: bool | None = None
         self._body = Body(b"")
         self._status: dict[str, Any] = {}
         self._store_fault = ""
@@ -120,10 +130,11 @@ class Daemon:
         for duty, event in self.samplers.poll(generations):
             self._note(self.feed.add_event(duty, event))
         self.feed.states.update(self.samplers.states)
-        ticks = self.feed.poll(now_ns)
-        for tick in ticks:
-            self._take(tick)
-        if ticks:
+        self._waiting += self.feed.poll(now_ns)
+        closed = len(self._waiting)
+        while self._waiting:  # one that fails is lost alone
+            self._take(self._waiting.popleft())
+        if closed:
             self._render()
         for connection, message in self.control.poll():
             answer(self, connection, message)
@@ -142,7 +153,16 @@ class Daemon:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
-        log.info("event %s of %s: %s", event.name, event.entity, event.detail or "-")
+        rule, _, state = event.name.rpartition("_")
+        severity = self._severities.get(rule) if state == "firing" else None
+        level = {"critical": logging.ERROR, "warning": logging.WARNING}.get(severity or "")
+        log.log(
+            level or (logging.WARNING if event.name in WARNINGS else logging.INFO),
+            "%s, %s%s",
+            event.name,
+            event.entity,
+            f": {event.detail}" if event.detail else "",
+        )
 
     def _upkeep(self, now_ns: int) -> None:
         step_ns, suspend_ns = self._clock_watch.look()

@@ -51,7 +51,11 @@ FAMILIES = (
     ("alert_transitions_total", "counter", "Changes of alerts into this state since the start."),
     ("source_up", "gauge", "1 if the source delivered in the newest quarter second."),
     ("source_age_seconds", "gauge", "Age of the source's newest data."),
-    ("source_read_seconds", "histogram", "How long the reads of the source took."),
+    (
+        "source_read_seconds",
+        "histogram",
+        "How long each read of the source took, fast and slow ones together.",
+    ),
     ("source_errors_total", "counter", "Failed reads of the source since the daemon's start."),
     ("source_period_seconds", "gauge", "Planned time between reads of the source."),
     ("source_period_achieved_seconds", "gauge", "Achieved time between reads of the source."),
@@ -66,7 +70,10 @@ FAMILIES = (
     (
         "gpu_throttle_seconds_total",
         "counter",
-        "Time with this clock event reason active since the daemon's start, from its samples.",
+        (
+            "Time with this clock event reason active since the daemon's start, from its samples."
+            " Reasons overlap: hw_slowdown includes hw_thermal_slowdown and hw_power_brake."
+        ),
     ),
     (
         "gpu_throttle_events_total",
@@ -76,7 +83,10 @@ FAMILIES = (
     (
         "gpu_lost_clock_seconds_total",
         "counter",
-        "Time-integral of 1 - clock/limit of the SM clock while busy, since the daemon's start.",
+        (
+            "Time-integral of 1 - clock/limit of the SM clock while utilization is above 20 %,"
+            " since the daemon's start."
+        ),
     ),
 )
 
@@ -210,7 +220,9 @@ class Exposition:
 
     def _is_up(self, snapshot: Snapshot, gpu: Entity) -> int | None:
         """Return 1 or 0; the last word counts while the sampler is silent for a few seconds."""
-        if not snapshot.ticks or snapshot.released.get("gpus"):
+        feeder = snapshot.signal_sources.get("gpu_up", "")
+        released = snapshot.released.get("gpus") or snapshot.released.get(feeder)
+        if not snapshot.ticks or released:
             self._up.pop(gpu, None)
             return None
         window = snapshot.live(gpu, "gpu_up")

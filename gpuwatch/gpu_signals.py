@@ -17,7 +17,8 @@ REASONS = (
 
 THROTTLE = Signal(
     "gpu_throttle_active",
-    "Whether the clock was held down for this reason in the newest quarter second.",
+    "Whether this clock event reason was active in the newest quarter second. Reasons overlap;"
+    " gpu_idle, applications_clocks and display_clocks are no faults.",
     Kind.BITS,
     "",
     label="reason",

@@ -27,7 +27,7 @@ class Job:
         """
         self.number = number
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", MODULES[kind]],
+            [sys.executable, "-P", "-m", MODULES[kind]],
             stdin=settings,
             stdout=subprocess.PIPE,
             preexec_fn=confine(),

@@ -47,16 +47,19 @@ def state_directory(runtime: Path, kind: str = "nvml") -> Path:
 
 
 def control_socket(runtime: str | None) -> Path:
-    """Return the socket of the running daemon: in `runtime` if given, else the user's, else root's.
+    """Return the socket of the running daemon: in `runtime` if given, else where one runs.
 
-    Never that of a simulated or replaying daemon unless its directory is given: its answers must
-    not be taken for the node's.
+    The node's own comes first; that of a simulated or replaying daemon is taken only if no other
+    runs, so that its answers are not taken for the node's.
     """
     if runtime:
         return Path(runtime) / CONTROL
     own = runtime_directory() / CONTROL
-    system = SYSTEM_RUNTIME / CONTROL
-    return system if system.exists() and not own.exists() else own
+    others = [runtime_directory(kind) / CONTROL for kind in ("replay", "simulated")]
+    for path in (own, SYSTEM_RUNTIME / CONTROL, *others):
+        if path.exists():
+            return path
+    return own
 
 
 def _declared(variable: str) -> Path | None:

@@ -56,7 +56,7 @@ class Process:
             )
             try:
                 self._popen = subprocess.Popen(
-                    [sys.executable, "-m", *arguments],
+                    [sys.executable, "-P", "-m", *arguments],
                     stdin=stdin,
                     pass_fds=(self.pulse.descriptor, *descriptors),
                     preexec_fn=confine(keep, death_signal),

@@ -32,6 +32,8 @@ def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any])
             connection.send(_brief(daemon))
         case {"command": "record", "last_seconds": int() | float() as seconds}:
             _record(daemon, connection, _float(seconds))
+        case {"command": "acknowledge"}:
+            connection.send({"acknowledged": daemon.engine.acknowledge()})
         case {"command": "interval", "source": str(source), "scale": int() | float() as scale}:
             _set_interval(daemon, connection, source, _float(scale))
         case _:
@@ -77,7 +79,9 @@ def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: 
 
 def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
     if not 0 < seconds <= MAX_RECORD_SECONDS:
-        connection.send({"error": f"last_seconds {seconds:g}: 0 to {MAX_RECORD_SECONDS:g}"})
+        connection.send(
+            {"error": f"last_seconds {seconds:g}: more than 0, at most {MAX_RECORD_SECONDS:g}"}
+        )
         return
     now = monotonic_ns()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

@@ -10,7 +10,6 @@ import ctypes
 import gc
 import heapq
 import json
-import logging
 import os
 import sys
 import time
@@ -31,8 +30,6 @@ from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
 from gpuwatch.signals import HOST, Event
 from gpuwatch.source import Context, Group, Opened, Source, constant_to_json
 from gpuwatch.sources import sources_of
-
-log = logging.getLogger("gpuwatch.sampler")
 
 CONTROL_PERIOD_NS = 50 * MILLISECOND_NS
 HOUSEKEEPING_NS = SECOND_NS
@@ -297,7 +294,6 @@ class Sampler:
             self._budget_scale = scale
             self._set_periods()
             detail = f"{self.duty} used {share:.1%} of a core: periods x{scale:g} from now"
-            log.warning("duty %s", detail)
             self.events.add(Event(now, HOST, "sampling_budget", detail))
 
 
@@ -315,17 +311,18 @@ def probe(sampler: Sampler) -> int:
     return 0 if up else 1
 
 
-def prepare_process() -> None:
-    """Make this process wake on time: no timer slack, realtime where the host allows it."""
+def prepare_process(realtime: bool) -> None:
+    """Make this process wake on time: no timer slack, and realtime priority if the host allows."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME_PRIORITY)
-        )
+    if realtime:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(
+                0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME_PRIORITY)
+            )
+    # What was made so far stays: the collector need not walk it in the loop.
     gc.collect()
     gc.freeze()
-    gc.disable()
 
 
 def main() -> int:
@@ -345,8 +342,7 @@ def main() -> int:
         except OSError:
             sampler.remove_rings()
             raise
-        if child.config[duty]["realtime"]:
-            prepare_process()
+        prepare_process(bool(child.config[duty]["realtime"]))
         return sampler.run()
     except SourceUnavailable as fault:
         return child.unavailable(str(fault))

@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
 
 EVENTS_SHOWN = 200
+NVML = "nvml_state"
 
 
 def snapshot(daemon: "Daemon") -> Snapshot:
     """Gather what is known now, for the metrics."""
-    now = monotonic_ns()
     entities = daemon.feed.entities
-    gpus = sum(info.entity.kind == "gpu" for info in entities)
-    pci = daemon.pci_gpus if daemon.config["source"]["kind"] == "nvml" else gpus
+    listed = sum(info.entity.kind == "gpu" for info in entities) or None
+    pci = daemon.pci_gpus if daemon.config["source"]["kind"] == "nvml" else listed
     refresh: dict[str, float] = {}
     feeders: dict[str, str] = {}
-    sources: dict[str, SourceState] = {}
     for ring in daemon.feed.rings.values():
         if not ring.current:
             continue
@@ -31,16 +30,6 @@ def snapshot(daemon: "Daemon") -> Snapshot:
             refresh[column.name] = max(seconds, refresh.get(column.name, 0.0))
         for column in schema.columns:
             feeders[column.signal.name] = schema.source
-        period = ring.reader.period_ns / SECOND_NS
-        known = sources.get(schema.source)
-        # The fastest ring stands for its source.
-        if known is None or known.period_seconds is None or period < known.period_seconds:
-            sources[schema.source] = SourceState(
-                age_seconds=max(0.0, (now - ring.reader.watermark_ns) / SECOND_NS),
-                period_seconds=period,
-                period_achieved_seconds=ring.windows.achieved_seconds,
-                errors=daemon.samplers.total_errors(schema.source),
-            )
     return Snapshot(
         totals=daemon.totals,
         ticks=daemon.ticks,
@@ -49,7 +38,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         entities=entities,
         alerts=daemon.engine.alerts(),
         transitions=daemon.engine.transitions,
-        sources=sources,
+        sources=_sources(daemon),
         children=daemon.children,
         signal_refresh=refresh,
         signal_sources=feeders,
@@ -61,12 +50,43 @@ def snapshot(daemon: "Daemon") -> Snapshot:
     )
 
 
+def _sources(daemon: "Daemon") -> dict[str, SourceState]:
+    found = {}
+    now = monotonic_ns()
+    for source, state in daemon.feed.states.items():
+        rings = [
+            ring
+            for ring in daemon.feed.rings.values()
+            if ring.current and ring.windows.schema.source == source
+        ]
+        if not rings:
+            continue
+        newest = [ns for ring in rings if (ns := ring.windows.newest_ns) is not None]
+        fastest = min(rings, key=lambda ring: ring.reader.period_ns)  # it stands for its source
+        planned = state != "off"
+        found[source] = SourceState(
+            age_seconds=max(0, now - max(newest)) / SECOND_NS if newest else None,
+            period_seconds=fastest.reader.period_ns / SECOND_NS if planned else None,
+            period_achieved_seconds=fastest.windows.achieved_seconds if planned else None,
+            errors=daemon.samplers.total_errors(source),
+        )
+    return found
+
+
 def _nvml_up(daemon: "Daemon") -> bool | None:
-    """Return whether the driver answers, that is its source feeds; None if that is off."""
-    if daemon.feed.states.get("nvml_state", "off") == "off" or not daemon.ticks:
+    """Return whether the driver's library answers; None while that is not known or is off.
+
+    The sampler says so by running or by being unavailable; between two samplers its word holds.
+    """
+    if daemon.feed.states.get(NVML, "off") == "off":
         return None
-    window = daemon.ticks[0].window(Entity("source", "nvml_state"), "source_up")
-    return window is not None and window.last == 1
+    for report in daemon.supervisor.children:
+        feeds = report["duty"] == "replay" or NVML in daemon.config["duties"].get(
+            report["duty"], ()
+        )
+        if feeds and report["phase"] in ("running", "unavailable"):
+            daemon.nvml_up = report["phase"] == "running"
+    return daemon.nvml_up
 
 
 def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:

@@ -86,6 +86,12 @@ class RingWindows:
         return found
 
     @property
+    def newest_ns(self) -> int | None:
+        """Time of the newest row there was, None before the first."""
+        rows = self._pending if len(self._pending) else self._held
+        return int(rows["time_ns"][-1]) if len(rows) else None
+
+    @property
     def oldest_ns(self) -> int | None:
         """Time of the first row not yet closed, None if there is none."""
         return int(self._pending["time_ns"][0]) if len(self._pending) else None

@@ -47,8 +47,7 @@ def main() -> int:
     sources = sources_of(duty, child.settings)
     child.beat(page.OPENING)
     opened, told = _open(child, sources)
-    if child.config[duty]["realtime"]:
-        prepare_process()
+    prepare_process(bool(child.config[duty]["realtime"]))
     child.beat(page.RUNNING)
     groups = [group for found in opened.values() for group in found.groups]
     cpu, start = time.process_time(), time.monotonic()

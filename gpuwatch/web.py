@@ -6,6 +6,7 @@ machine gets the metrics and the two health answers only.
 """
 
 import asyncio
+import contextlib
 import gzip
 import html
 import ipaddress
@@ -219,9 +220,15 @@ def application(pages: Pages) -> ASGIApp:
         return JSONResponse(pages.status())
 
     async def index(request: Request) -> Response:
+        source = pages.status().get("source", {})
+        what = " ".join(
+            filter(None, [source.get("kind"), source.get("scenario"), source.get("file")])
+        )
+        warning = f"<p><strong>Not this node's data: {html.escape(what)}.</strong></p>"
+        notice = "" if source.get("kind", "nvml") == "nvml" else warning
         lines = [f"<li>{html.escape(line)}</li>" for line in pages.firing()]
         firing = f"<ul>{''.join(lines)}</ul>" if lines else "<p>None.</p>"
-        return HTMLResponse(landing.substitute(version=__version__, firing=firing))
+        return HTMLResponse(landing.substitute(version=__version__, firing=firing, notice=notice))
 
     routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/metrics": metrics,
@@ -256,7 +263,25 @@ class _Door:
             return PlainTextResponse(
                 "only /metrics, /-/healthy and /-/ready are served off loopback\n", 403
             )
+        if scope["path"] not in PUBLIC_PATHS and not _names_this_machine(scope):
+            return PlainTextResponse(
+                "ask by address or as localhost: another name may be a stranger's page\n", 403
+            )
         return self._app
+
+
+def _names_this_machine(scope: Scope) -> bool:
+    """Say whether the Host header is an address or localhost, or there is none.
+
+    A web page may point a name of its own at 127.0.0.1 and have its visitor's browser ask us.
+    """
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    host: str = (hosts or ["localhost"])[0].lower()
+    host = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return host == "localhost"
 
 
 def is_loopback(address: Sequence[Any] | None) -> bool:

@@ -73,6 +73,7 @@ class Model:
         self.age = 0  # ticks since it fires
         self.unproven = 0  # judged ticks that a restored alert still needs
         self.acknowledged = False
+        self.unseen = False  # firing from before a restart, and nothing judged since
 
     @property
     def state(self):
@@ -86,6 +87,7 @@ class Model:
         if breached is None:
             return None
         self.unproven = max(0, self.unproven - 1)
+        self.unseen = False
         if self.firing:
             kept = breached or self.age < HOLD_TICKS or self.unproven
             if kept or (self.sticky and not self.acknowledged):
@@ -103,7 +105,8 @@ class Model:
         if self.sticky and not same_boot:
             ended, self.firing = self.firing, False
             return "resolved" if ended else None
-        self.unproven = WINDOW_TICKS
+        self.unproven = WINDOW_TICKS if self.firing else 0
+        self.unseen = self.firing
         return None
 
 
@@ -147,10 +150,16 @@ class AlertMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(model.firing for model in self.models.values()))
     @rule(entity=st.sampled_from([None, GPU]))
     def acknowledge(self, entity):
-        model = self.models["kept"]
-        fresh = model.firing and not model.acknowledged
-        assert self.feed.engine.acknowledge(entity) == int(fresh)
-        model.acknowledged = True
+        kept = self.models["kept"]
+        changed = {"kept"} if kept.firing and not kept.acknowledged else set()
+        kept.acknowledged = True
+        for name, model in self.models.items():
+            if model.firing and model.unseen:
+                model.firing = model.unseen = False
+                changed.add(name)
+                self.expected[name, "resolved"] += 1
+                self.owed.append(f"{name}_resolved")
+        assert self.feed.engine.acknowledge(entity) == len(changed)
 
     @invariant()
     def states_agree(self):

@@ -189,9 +189,30 @@ def test_every_answer_has_the_security_headers_and_no_server_header(port, path):
 )
 def test_unknown_paths_are_404_and_never_redirected(port, path):
     """A redirect would repeat the Host header the client sent."""
-    status, headers, body = ask(port, path, headers={"Host": "evil.example"})
+    status, headers, _ = ask(port, path)
     assert (status, headers["Location"]) == (404, None)
+    status, headers, body = ask(port, path, headers={"Host": "evil.example"})
+    assert (status, headers["Location"]) == (403, None)
     assert b"evil" not in body
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:9973", 200),
+        ("[::1]:9973", 200),
+        ("::1", 403),
+        ("localhost", 200),
+        ("LOCALHOST:80", 200),
+        ("localhost.evil.example", 403),
+        ("evil.example:9973", 403),
+        ("", 403),
+    ],
+)
+def test_a_strangers_name_for_this_machine_opens_no_page(port, host, expected):
+    """A web page that points its own name at 127.0.0.1 cannot read the node's status."""
+    assert ask(port, "/api/v1/status", headers={"Host": host})[0] == expected
+    assert ask(port, "/metrics", headers={"Host": host})[0] == 200
 
 
 @pytest.mark.parametrize(

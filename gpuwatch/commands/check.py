@@ -125,8 +125,8 @@ def _address(report: Report, address: str, running: int) -> None:
     try:
         listen(address).close()
     except ConfigError as fault:
-        if _is_gpuwatch(address):
-            who = f"the running gpuwatch (process {running})" if running else "another gpuwatch"
+        if running and _is_gpuwatch(address):
+            who = f"the running gpuwatch (process {running})"
             report.say(PASS, "listen", f"{address}: taken by {who}")
         else:
             report.say(USAGE, "listen", str(fault).removeprefix("web.listen_addresses "))

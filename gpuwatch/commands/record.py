@@ -3,9 +3,10 @@
 from argparse import ArgumentParser, Namespace
 
 from gpuwatch import control, duration
-from gpuwatch.errors import ControlError
+from gpuwatch.errors import ConfigError, ControlError
 from gpuwatch.paths import control_socket
 
+MAX_SECONDS = 3600.0
 TIMEOUT_SECONDS = 130.0  # the daemon gives its recorder 120
 
 
@@ -27,6 +28,8 @@ class Record:
 
     def run(self, arguments: Namespace) -> int:
         """Print the path of the finished recording."""
+        if not 0 < arguments.last <= MAX_SECONDS:
+            raise ConfigError(f"--last: {arguments.last:g} s: more than 0 and at most 1h")
         path = control_socket(vars(arguments)["paths.runtime"])
         answer = control.request(
             path, {"command": "record", "last_seconds": arguments.last}, TIMEOUT_SECONDS

@@ -79,7 +79,7 @@ RULES = (
         per="gpu",
         help="The power limit held the clocks down in half of the last 10 minutes; "
         "the value is the share of the clock that was lost.",
-        next_step="None if the job draws full power; otherwise compare the power limits.",
+        next_step="Nothing to do if the job draws full power; else compare the power limits.",
         judge=lambda view: view.share(POWER_CAP),
         show=lost_clock,
         limit=0.5,
