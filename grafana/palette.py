@@ -16,7 +16,8 @@ REASONS = {
     2: ("display_clocks", "super-light-blue"),
     1: ("gpu_idle", "#808080"),
 }
-NO_REASON = {0: ("none", "#3d5a40")}
+NO_ANSWER = 10
+STATES = {NO_ANSWER: ("GPU does not answer", "#e040fb"), **REASONS, 0: ("none", "#3d5a40")}
 SEVERITIES = {3: ("critical", "dark-red"), 2: ("warning", "dark-orange"), 1: ("info", "blue")}
 QUIET = {0: ("quiet", "transparent")}
 FIRED = SEVERITIES | QUIET

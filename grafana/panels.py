@@ -49,6 +49,7 @@ def timeseries(
     low: float = 0,
     high: float | None = None,
     soft_low: float | None = None,
+    soft_high: float | None = None,
     steps: Steps = (),
     overrides: Sequence[Json] = (),
     link: str = "",
@@ -59,7 +60,7 @@ def timeseries(
 ) -> Json:
     """Return lines over time. Gaps stay gaps: what is unknown is not drawn.
 
-    With `soft_low` the axis begins there, or lower if a value is lower.
+    With `soft_low` the axis begins there, or lower if a value is lower; `soft_high` likewise.
     """
     custom: Json = {
         "drawStyle": "line",
@@ -74,6 +75,8 @@ def timeseries(
         custom["axisSoftMin"] = soft_low
     else:
         defaults["min"] = low
+    if soft_high is not None:
+        custom["axisSoftMax"] = soft_high
     if high is not None:
         defaults["max"] = high
     if no_value:

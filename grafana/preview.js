@@ -108,10 +108,10 @@ function nothing(body, panel) {
   element(body, "div", panel.fieldConfig.defaults.noValue || "No data", { className: "nothing" });
 }
 
-function canvas(body) {
+function canvas(body, below = 0) {
   const plot = element(body, "div", "", { className: "plot" });
   const made = element(plot, "canvas");
-  const [width, height] = [plot.clientWidth, plot.clientHeight];
+  const [width, height] = [plot.clientWidth, plot.clientHeight - below];
   Object.assign(made, { width, height });
   const pen = made.getContext("2d");
   pen.font = "11px Helvetica, Arial, sans-serif";
@@ -121,10 +121,11 @@ function canvas(body) {
 function timeAxis(pen, left, width, height) {
   pen.fillStyle = "#9a9aa8";
   pen.textAlign = "center";
-  for (let index = 1; index < 6; index++) {
-    const time = DATA.start + (DATA.end - DATA.start) * index / 6;
+  const whole = DATA.end - DATA.start;
+  const every = [60, 300, 600, 1800, 3600, 21600, 86400].find((one) => whole / one <= 6) || whole;
+  for (let time = Math.ceil(DATA.start / every) * every; time < DATA.end; time += every) {
     const text = new Date(time * 1000).toTimeString().slice(0, 5);
-    pen.fillText(text, left + (width - left) * index / 6, height - 3);
+    pen.fillText(text, left + (width - left) * (time - DATA.start) / whole, height - 3);
   }
 }
 
@@ -138,8 +139,11 @@ const draw = {
       const field = properties(panel, one.name);
       const stroke = field.color.fixedColor ? color(field.color.fixedColor)
         : CLASSIC[index % CLASSIC.length];
-      const values = axis.map((time) => (one.points.has(time) ? one.points.get(time) : null));
-      const known = values.filter((value) => value !== null && !Number.isNaN(value));
+      const values = axis.map((time) => {
+        const value = one.points.get(time);
+        return value === undefined || Number.isNaN(value) ? null : value;
+      });
+      const known = values.filter((value) => value !== null);
       return { ...one, field, stroke, values, known };
     });
     const plot = element(body, "div", "", { className: "plot" });
@@ -152,7 +156,8 @@ const draw = {
       fill: `${one.stroke}44`,
     })).filter((one) => one.series[1]);
     const { min, max } = panel.fieldConfig.defaults;
-    const soft = panel.fieldConfig.defaults.custom.axisSoftMin ?? Infinity;
+    const { axisSoftMin: soft = Infinity, axisSoftMax: softest = -Infinity } =
+      panel.fieldConfig.defaults.custom;
     const steps = panel.fieldConfig.defaults.thresholds.steps.slice(1);
     const line = { stroke: "#9a9aa8", grid: { stroke: "#26282e", width: 1 }, ticks: { show: false } };
     new uPlot({
@@ -164,7 +169,7 @@ const draw = {
       scales: {
         x: { range: () => [DATA.start, DATA.end] },
         y: { range: (_, low, high) => {
-          const [least, most] = [min ?? Math.min(low, soft), max ?? Math.max(high, (min ?? high - 1) + 1e-9)];
+          const [least, most] = [min ?? Math.min(low, soft), max ?? Math.max(high, softest, (min ?? high - 1) + 1e-9)];
           const room = (most - least || Math.abs(most) || 1) * 0.06;
           return [min ?? least - room, max ?? most + room];
         } },
@@ -257,7 +262,7 @@ const draw = {
     if (!all.length) return nothing(body, panel);
     const field = panel.fieldConfig.defaults;
     const axis = times();
-    const { pen, width, height } = canvas(body);
+    const { pen, width, height } = canvas(body, 18); // its legend comes later
     const left = Math.min(width / 3, 12 + Math.max(
       ...all.map((one) => pen.measureText(one.name).width)));
     const band = (height - 16) / all.length;
@@ -376,7 +381,7 @@ function decorate(chart, steps) {
     for (const { values } of result) {
       let before = -Infinity;
       for (const [time] of values) {
-        if (time - before > DATA.step * 1.5) {
+        if (time - before > DATA.step * 1.5 && time > DATA.start + DATA.step) {
           const x = chart.valToPos(time, "x", true);
           ctx.strokeStyle = color(name);
           ctx.beginPath();

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from palette import REASONS, SEVERITIES
+from palette import NO_ANSWER, REASONS, SEVERITIES
 
 STEP = "$__rate_interval"
 RANGE = "$__range"
@@ -50,20 +50,51 @@ def ever(shown: str, counter: str, by: str) -> str:
     return f"{shown} and on ({by}) (sum by ({by}) ({of_range('increase', counter)}) > 0)"
 
 
+def covered(selector: Callable[..., str], window: str = STEP) -> str:
+    """Return the microseconds with samples per second of each GPU, nothing where there are none."""
+    return f"({rate(selector('gpu_clock_share_hertz_count'), window)} > 0)"
+
+
+def known(shown: str, selector: Callable[..., str], window: str = STEP) -> str:
+    """Return `shown` of those GPUs that had samples: the totals of a lost one only stand still."""
+    return f"{shown} and on (instance, gpu) {covered(selector, window)}"
+
+
 def mean_clock(selector: Callable[..., str], window: str = STEP) -> str:
     """Return the exact mean of the SM clock: its time-integral over the time."""
-    total = rate(selector("gpu_clock_share_hertz_sum"), window)
-    return f"{total} / {rate(selector('gpu_clock_share_hertz_count'), window)}"
+    return f"{rate(selector('gpu_clock_share_hertz_sum'), window)} / {covered(selector, window)}"
+
+
+def clock_shares(selector: Callable[..., str], window: str = STEP) -> str:
+    """Return the cumulative shares of time by SM clock, of all chosen GPUs together."""
+    buckets = rate(selector("gpu_clock_share_hertz_bucket"), window)
+    whole = f"sum({covered(selector, window)})"
+    return f"sum by (le) ({buckets}) / on () group_left () {whole}"
+
+
+def missing_gpus(selector: Callable[..., str]) -> str:
+    """Return how many GPUs each node should have that do not answer.
+
+    A source that never saw a GPU has no gpu_up; one that was released has neither.
+    """
+    up, visible = selector("gpu_up"), selector("gpus_visible")
+    present = f"(sum by (instance) ({up}) or sum by (instance) ({visible}))"
+    return f"clamp_min(sum by (instance) ({selector('gpus_expected')}) - {present}, 0)"
 
 
 def worst_reason(selector: Callable[..., str]) -> str:
-    """Return per GPU the number of the worst reason that was on for 1 % of the step, 0 for none."""
+    """Return per GPU the worst reason's number, of those on for 1 % of the step; 0 for none.
+
+    A GPU that does not answer has a number of its own; nothing for one without samples else.
+    """
     shares = {
         code: rate(selector("gpu_throttle_seconds_total", _is("reason", name)))
         for code, (name, _) in REASONS.items()
     }
     parts = [f"{code} * ({share} > bool 0.01)" for code, share in shares.items()]
-    return f"max by (instance, gpu) ({' or '.join(parts)})"
+    lost = f"({selector('gpu_up')} == 0) + {NO_ANSWER}"
+    reasons = known(f"max by (instance, gpu) ({' or '.join(parts)})", selector)
+    return f"max by (instance, gpu) ({lost}) or {reasons}"
 
 
 def by_severity(selector: Callable[..., str], condition: str = "") -> str:

@@ -27,7 +27,7 @@ MODELS = {model["uid"]: model for model in (build() for build in BOARDS)}
 
 # What Prometheus itself adds to each target.
 OF_PROMETHEUS = {"up", "ALERTS", "scrape_duration_seconds", "scrape_samples_scraped"}
-TARGET_LABELS = {"job", "instance", "le", "alertname", "alertstate"}
+TARGET_LABELS = {"job", "instance", "le", "alertname", "alertstate", "scope"}
 NOT_SHOWN = {
     "gpuwatch_gpu_clock_hertz_mean": "the histogram's sum over its count is exact at every zoom",
     "gpuwatch_gpu_utilization_ratio": "one sample says nothing; min, max and mean are shown",
@@ -45,6 +45,7 @@ EMPTY = {
     ("gpuwatch-node", "Info alerts"),
     ("gpuwatch-gpu", "Info alerts"),
 }
+TEMPERATURES = ("Core temperature", "Memory temperature")
 VARIABLES = {
     "__rate_interval": "1m",
     "__interval": "15s",
@@ -229,6 +230,12 @@ period_ms = 4.0
 [rules.gpu_power_capped]
 window_seconds = 4.0
 """
+LOST = """
+[state]
+period_ms = 4.0
+[rules.gpu_lost]
+for_seconds = 2.0
+"""
 SERVER = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: [rules.yml]
@@ -237,10 +244,15 @@ scrape_configs:
     static_configs:
       - {{targets: ["127.0.0.1:{hot}"], labels: {{instance: "hot:9973"}}}}
       - {{targets: ["127.0.0.1:{capped}"], labels: {{instance: "capped:9973"}}}}
+      - {{targets: ["127.0.0.1:{lost}"], labels: {{instance: "lost:9973"}}}}
       - {{targets: ["127.0.0.1:{silent}"], labels: {{instance: "silent:9973"}}}}
 """
 RULES = """
-groups: [{name: gpuwatch, rules: [{alert: GpuwatchAlert, expr: gpuwatch_alert_firing == 1}]}]
+groups:
+  - name: gpuwatch
+    rules:
+      - {alert: GpuwatchAlert, expr: gpuwatch_alert_firing == 1}
+      - {alert: GpuwatchDown, expr: up == 0, labels: {severity: critical, scope: fleet}}
 """
 
 
@@ -267,14 +279,18 @@ def scraping(directory, **ports):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Yield a Prometheus that saw a hot node begin to throttle, a capped one, and a silent one."""
+    """Yield a Prometheus that saw nodes run hot, be capped, lose a GPU, and not answer."""
     if not shutil.which("prometheus"):
         pytest.skip("needs prometheus: apt-get install prometheus")
-    hot, capped, own = (tmp_path_factory.mktemp(name) for name in ("hot", "capped", "prometheus"))
+    names = ("hot", "capped", "lost", "prometheus")
+    hot, capped, lost, own = (tmp_path_factory.mktemp(name) for name in names)
     with (
         Running(hot, "--source", "simulated:thermal", config=HOT) as first,
         Running(capped, "--source", "simulated:power-capped", config=CAPPED) as second,
-        scraping(own, hot=first.port, capped=second.port, silent=free_port()) as prometheus,
+        Running(lost, "--source", "simulated:gpu-lost", config=LOST) as third,
+        scraping(
+            own, hot=first.port, capped=second.port, lost=third.port, silent=free_port()
+        ) as prometheus,
     ):
 
         def has(expr):
@@ -285,6 +301,9 @@ def server(tmp_path_factory):
         enough = (
             'ALERTS{instance="hot:9973",alert="gpu_hw_thermal_slowdown"}',
             'ALERTS{instance="capped:9973",alert="gpu_power_capped"}',
+            'ALERTS{instance="lost:9973",alert="gpu_lost"}',
+            'ALERTS{alertname="GpuwatchDown"}',
+            'rate(gpuwatch_gpu_clock_share_hertz_count{instance="lost:9973",gpu="2"}[8s]) == 0',
             'rate(gpuwatch_gpu_lost_clock_seconds_total{instance="hot:9973",gpu="2"}[8s]) > 0.3',
         )
         wait_for(lambda: all(has(expr) for expr in enough), 75, "alerts in Prometheus")
@@ -321,7 +340,7 @@ def test_every_query_has_data(server, span, uid):
 
 
 def test_tables_rank_the_worst_first(server, span):
-    """The hot GPU loses most clock, and the silent node is listed as missing."""
+    """The hot GPU comes before those at their power limit; the silent node is missing."""
     model = MODELS["gpuwatch-fleet"]
     values = pattern(model, choose(server, model, span, {})) | span.globals()
     tables = {panel["title"]: panel for panel in panels(model) if panel["type"] == "table"}
@@ -336,7 +355,30 @@ def test_tables_rank_the_worst_first(server, span):
     assert firing[0] == "3"
     assert "1" in firing
     missing = {(row["metric"]["instance"], row["metric"]["what"]) for row in rows("Missing", "A")}
-    assert missing == {("silent:9973", "node does not answer")}
+    assert missing == {
+        ("silent:9973", "node does not answer"),
+        ("lost:9973", "GPU does not answer"),
+        ("lost:9973", "fewer GPUs than expected"),
+    }
+
+
+def test_a_lost_gpu_shows_no_good_values(server, span):
+    """Its totals stand still, which must not read as 0 % lost, 0 % throttled or a clock of 0."""
+    model = MODELS["gpuwatch-gpu"]
+    values = pattern(model, choose(server, model, span, {"instance": ["lost:9973"], "gpu": ["2"]}))
+    shown = {}
+    for panel in panels(model):
+        if panel["type"] in ("timeseries", "state-timeline", "heatmap"):
+            for target in panel["targets"]:
+                expr = substitute(target["expr"], values | span.globals())
+                found = server.get("query", query=expr)["result"]
+                shown.setdefault(panel["title"], []).extend(row["value"][1] for row in found)
+    named = {title: found for title, found in shown.items() if found}
+    assert named.pop("Alerts") == ["3"]
+    assert named.pop("Worst reason for a low clock") == ["10"]
+    # What covers the trailing minute still has the time before the loss.
+    assert named.keys() <= {"SM clock", "Power", "Utilization", *TEMPERATURES}
+    assert len(shown["SM clock"]) < 4
 
 
 @pytest.mark.parametrize("uid", MODELS)

@@ -11,9 +11,8 @@ from palette import (
     HOT,
     LOST,
     MEMORY_HOT,
-    NO_REASON,
-    REASONS,
     SLOW,
+    STATES,
     YES_NO,
     reason_colors,
 )
@@ -21,7 +20,9 @@ from panels import Column, Query, bars, heatmap, stat, table, timeline, timeseri
 from promql import (
     RANGE,
     by_severity,
+    clock_shares,
     ever,
+    known,
     mean_clock,
     of_range,
     over,
@@ -55,6 +56,7 @@ def build() -> Json:
 
 
 def _state() -> Row:
+    firing = M("alert_firing", 'severity=~"critical|warning"')
     return Row(
         "State",
         [
@@ -69,16 +71,16 @@ def _state() -> Row:
             stat("Model", "What the GPU says it is.", "none", Query(M("gpu_info"), "{{name}}")),
             stat(
                 "Alerts",
-                "Alerts of this GPU that fire now, of any severity.",
+                "Alerts of this GPU that fire now, critical and warning.",
                 "none",
-                f"sum({M('alert_firing')})",
-                steps=((1, "dark-orange"),),
+                f"sum({firing})",
+                steps=((1, "dark-red"),),
             ),
             stat(
                 "Lost clock",
                 "Share of the time shown that was lost to a clock below its limit while busy.",
                 "percentunit",
-                rate(LOST_CLOCK, RANGE),
+                known(rate(LOST_CLOCK, RANGE), M, RANGE),
                 steps=LOST,
                 decimals=1,
             ),
@@ -131,7 +133,7 @@ def _reasons() -> Row:
                 "sample. Red, orange and purple are faults of cooling or power; yellow is the "
                 "power limit, normal under full load; blue and grey are intended.",
                 Query(worst_reason(M), "gpu {{gpu}}"),
-                REASONS | NO_REASON,
+                STATES,
                 height=4,
             ),
             timeline(
@@ -141,15 +143,15 @@ def _reasons() -> Row:
                 Query(ever(M("gpu_throttle_active"), throttled, "reason"), "{{reason}}"),
                 {1: ("on", "dark-orange"), 0: ("off", "transparent")},
                 height=6,
-                no_value="No reason was on",
+                no_value="No reason was seen",
             ),
             timeseries(
                 "Throttled time by reason",
                 "Share of time for each reason. Reasons overlap, so they do not add up.",
                 "percentunit",
-                [Query(ever(rate(throttled), throttled, "reason"), "{{reason}}")],
+                [Query(ever(known(rate(throttled), M), throttled, "reason"), "{{reason}}")],
                 overrides=reason_colors(),
-                no_value="No reason was on",
+                no_value="No reason was seen",
                 fill=10,
                 width=8,
             ),
@@ -158,9 +160,9 @@ def _reasons() -> Row:
                 "How often each reason came on, per second. A power cap of many events a second "
                 "is a clock that is steered all the time; a single edge means nothing.",
                 "cps",
-                [Query(ever(rate(events), events, "reason"), "{{reason}}")],
+                [Query(ever(known(rate(events), M), events, "reason"), "{{reason}}")],
                 overrides=reason_colors(),
-                no_value="No reason was on",
+                no_value="No reason was seen",
                 width=8,
             ),
             table(
@@ -173,15 +175,13 @@ def _reasons() -> Row:
                 ],
                 sort=[("For", True)],
                 width=8,
-                no_value="No reason was on",
+                no_value="No reason was seen",
             ),
         ],
     )
 
 
 def _clock() -> Row:
-    bucket = M("gpu_clock_share_hertz_bucket")
-    count = M("gpu_clock_share_hertz_count")
     memory = 'clock="memory"'
     return Row(
         "Clock",
@@ -191,18 +191,14 @@ def _clock() -> Row:
                 "Share of each step's time in each range of the clock, from every sample; the mark "
                 "is its upper end. Two bands are a clock that jumps between two values.",
                 "hertz",
-                f"sum by (le) ({rate(bucket)}) / scalar(sum({rate(count)}))",
+                clock_shares(M),
                 width=16,
             ),
             bars(
                 "Time by SM clock",
                 "Share of the time shown in each range of the SM clock.",
                 "percentunit",
-                Query(
-                    f"sum by (le) (increase({bucket}[{RANGE}]))"
-                    f" / scalar(sum(increase({count}[{RANGE}])))",
-                    "{{le}}",
-                ),
+                Query(clock_shares(M, RANGE), "{{le}}"),
                 high=1,
                 buckets=True,
                 overrides=_clock_ranges(),
@@ -238,7 +234,8 @@ def _clock() -> Row:
                 "Lost clock",
                 "Share of time lost to a clock below its limit while busy.",
                 "percentunit",
-                [Query(rate(LOST_CLOCK), "lost")],
+                [Query(known(rate(LOST_CLOCK), M), "lost")],
+                soft_high=0.1,
                 fill=20,
                 width=8,
             ),

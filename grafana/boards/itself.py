@@ -223,6 +223,7 @@ def _sources() -> Row:
                 Query(f"{up} and on (instance, source) {failed}", SOURCE),
                 YES_NO,
                 width=12,
+                height=5,
                 no_value="All sources delivered",
             ),
             timeline(
@@ -234,6 +235,7 @@ def _sources() -> Row:
                 ),
                 NO_YES,
                 width=12,
+                height=5,
                 no_value="Nothing was released",
             ),
             timeseries(

@@ -8,14 +8,24 @@ from palette import (
     FIRED,
     HOT,
     MEMORY_HOT,
-    NO_REASON,
-    REASONS,
     SLOW,
+    STATES,
     YES_NO,
     reason_colors,
 )
 from panels import Column, Query, stat, table, timeline, timeseries
-from promql import by_severity, ever, mean_clock, of_range, over, rate, scope, worst_reason
+from promql import (
+    by_severity,
+    ever,
+    known,
+    mean_clock,
+    missing_gpus,
+    of_range,
+    over,
+    rate,
+    scope,
+    worst_reason,
+)
 
 from boards import frame
 
@@ -58,7 +68,13 @@ def _state() -> Row:
                 "none",
                 f"sum({N('gpu_up')})",
             ),
-            stat("GPUs expected", "GPUs that this node should have.", "none", N("gpus_expected")),
+            stat(
+                "GPUs missing",
+                "GPUs that this node should have and that do not answer.",
+                "none",
+                missing_gpus(N),
+                steps=FAULTS,
+            ),
             stat(
                 "Alerts",
                 "Alerts of this node that fire now, critical and warning.",
@@ -125,7 +141,7 @@ def _alerts() -> Row:
                 "step, from every sample. Red, orange and purple are faults of cooling or power; "
                 "yellow is the power limit, normal under full load; blue and grey are intended.",
                 Query(worst_reason(M), GPU),
-                REASONS | NO_REASON,
+                STATES,
                 height=8,
             ),
             timeseries(
@@ -135,12 +151,12 @@ def _alerts() -> Row:
                 "percentunit",
                 [
                     Query(
-                        ever(f"avg by (reason) ({rate(THROTTLED)})", THROTTLED, "reason"),
+                        ever(f"avg by (reason) ({known(rate(THROTTLED), M)})", THROTTLED, "reason"),
                         "{{reason}}",
                     )
                 ],
                 overrides=reason_colors(),
-                no_value="No reason was on",
+                no_value="No reason was seen",
                 fill=10,
             ),
             timeseries(
@@ -148,7 +164,8 @@ def _alerts() -> Row:
                 "Share of time lost to a clock below its limit while busy. GPUs of one job wait "
                 "for the slowest: one line above the others is what the job loses.",
                 "percentunit",
-                [Query(rate(LOST_CLOCK), GPU)],
+                [Query(known(rate(LOST_CLOCK), M), GPU)],
+                soft_high=0.1,
                 link=SERIES_GPU,
             ),
         ],
@@ -308,7 +325,8 @@ def _trust() -> Row:
             timeseries(
                 "Uncovered time",
                 "Share of time without samples of a GPU's clock: it did not answer, or sampling "
-                "stood still. Such time counts for no share above. Above 1 %, see gpuwatch / Self.",
+                "stood still, or gpuwatch was started. Such time counts for no share above. Above "
+                "1 %, see gpuwatch / Self.",
                 "percentunit",
                 [Query(f"clamp_min(1 - {covered} / 1e6, 0)", GPU)],
                 width=8,
