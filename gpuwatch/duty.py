@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuwatch.child import EXIT_UNAVAILABLE
 from gpuwatch.clock import SECOND_NS, monotonic_ns
-from gpuwatch.process import Process
+from gpuwatch.process import Process, cause
 
 log = logging.getLogger("gpuwatch.supervisor")
 
@@ -175,7 +175,7 @@ class Duty:
             self._failures = 1 if lived > STEADY_NS else self._failures + 1
             delay = min(MAX_DELAY_SECONDS, 0.1 * 4.0 ** (self._failures - 1))
             self._start_at_ns = monotonic_ns() + int(delay * SECOND_NS)
-            self.reason = f"child ended by {_cause(status)}"
+            self.reason = f"child ended by {cause(status)}"
             log.warning("duty %s: %s: starting again in %g s", self.name, self.reason, delay)
         if self.stopping:  # else a daemon would take its rings for a sampler's that stands still
             runtime = Path(self.settings["config"]["paths"]["runtime"])
@@ -292,7 +292,3 @@ class Duty:
         for path in Path(self.settings["ring_directory"]).glob(f"*.{generation}.*.ring"):
             if path.name.startswith(f"{self.name}.") or self.name == "replay":
                 path.unlink(missing_ok=True)
-
-
-def _cause(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"exit status {status}"

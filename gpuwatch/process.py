@@ -23,6 +23,15 @@ def settings_file(settings: Mapping[str, Any]) -> int:
     return descriptor
 
 
+def cause(status: int) -> str:
+    """Say how a child ended, by its exit status as subprocess gives it."""
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"
+
+
 class Process:
     """One running child. `still_ns` is how long its pulse has shown no progress.
 

@@ -21,7 +21,7 @@ from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.duty import Duty
 from gpuwatch.errors import INTERNAL, USAGE, GpuwatchError
 from gpuwatch.job import Job
-from gpuwatch.process import Process
+from gpuwatch.process import Process, cause
 from gpuwatch.startup import Validation, prepared
 
 log = logging.getLogger("gpuwatch.supervisor")
@@ -122,6 +122,7 @@ class Supervisor:
                 wake.recv(4096)
             self._hear_daemon()
         self._stop()
+        log.info("stopped")
         return self._status
 
     def _healthy(self) -> bool:
@@ -148,7 +149,7 @@ class Supervisor:
                 daemon.still_ns = 0
             return
         if not self._ready and not self._reloading:
-            log.error("the daemon ended by %s before it listened", daemon.status)
+            log.error("the daemon ended by %s before it listened", cause(daemon.status))
             self._status = USAGE if daemon.status == USAGE else INTERNAL
             return
         if not self._reloading:
@@ -158,7 +159,7 @@ class Supervisor:
                 self._daemon_failures = 1
             delay = 0 if self._daemon_failures == 1 else 2.0 ** (self._daemon_failures - 2)
             self._daemon_start_ns = now + int(min(delay, MAX_DELAY_SECONDS) * SECOND_NS)
-            log.warning("the daemon ended by %s: starting it again", daemon.status)
+            log.warning("the daemon ended by %s: starting it again", cause(daemon.status))
         self._reloading = False
         self._drop_daemon()
 
@@ -249,7 +250,13 @@ class Supervisor:
             self._ready = True
             self._start_duties()
             names = [listener.getsockname()[:2] for listener in self.sockets]
-            status = "serving on " + ", ".join(f"{host}:{port}" for host, port in names)
+            hosts = [
+                f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in names
+            ]
+            source = self.config["source"]
+            more = source["file"] or source["scenario"] if source["kind"] != "nvml" else ""
+            what = f"{source['kind']} {more}".strip()
+            status = f"serving {what} on {', '.join(hosts)}"
             systemd.ready(status)
             log.info("ready: %s", status)
         self._report()
