@@ -25,7 +25,7 @@ import numpy.typing as npt
 from gpuwatch import __version__
 from gpuwatch.clock import ClockTriple
 from gpuwatch.errors import RecordingError
-from gpuwatch.ring import RingSchema
+from gpuwatch.ring import PERIODS_NS, RingSchema
 from gpuwatch.signals import Column
 from gpuwatch.source import EntityInfo, constant_from_json, constant_to_json
 from gpuwatch.summation import row_dtype
@@ -91,8 +91,6 @@ class Head:
     def from_json(cls, data: Mapping[str, Any]) -> "Head":
         """Rebuild it; one of SHAPE_ERRORS if `data` is no head."""
         rings = tuple(RingSchema.from_json(schema) for schema in data["rings"])
-        if any(schema.period_ns <= 0 for schema in rings):
-            raise ValueError("period")
         return cls(
             start_ns=int(data["start_ns"]),
             end_ns=int(data["end_ns"]),
@@ -270,7 +268,7 @@ def decode_rows(raw: bytes, schemas: tuple[RingSchema, ...], path: Path) -> Rows
         schema = schemas[ring]
         whole_lines, small_lines = 1 + schema.integers, 2 + schema.gauges
         split = _ROWS.size + whole_lines * 8 * count
-        if len(raw) != split + small_lines * 4 * count or period_ns <= 0:
+        if len(raw) != split + small_lines * 4 * count or period_ns not in PERIODS_NS:
             raise ValueError("sizes")
     except (struct.error, IndexError, ValueError) as error:
         raise damaged(path, "rows fit no ring") from error

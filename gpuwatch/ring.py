@@ -13,6 +13,7 @@ in another process can see (prometheus-client found this in its own memory-mappe
 import json
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,13 @@ from typing import Any
 
 from gpuwatch.clock import SECOND_NS, ClockTriple, read_clocks
 from gpuwatch.errors import ConfigError
-from gpuwatch.signals import Column, Entity, Kind, Signal
+from gpuwatch.signals import Column, Entity, Kind, Signal, checked_name
 
 MAGIC = int.from_bytes(b"GWRING01", "little")
 HEADER_BYTES = 4096
 MAX_BYTES = 64 * 1024 * 1024
+PERIODS_NS = range(10_000, 10**15)  # shorter ones would make millions of slots of a tick
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}")
 TRIPLES = 16
 TRIPLE_PERIOD_NS = 10 * SECOND_NS
 TRIPLE_DRIFT_NS = 10_000_000  # the wall clock was moved: keep a triple from before and after
@@ -51,6 +54,20 @@ SHAPE_ERRORS = (
     RecursionError,
     struct.error,
 )
+
+
+def checked_period(period_ns: int) -> int:
+    """Return a time between rows; ValueError if no sampler could ever keep it."""
+    if int(period_ns) not in PERIODS_NS:
+        raise ValueError(f"period of {period_ns} ns")
+    return int(period_ns)
+
+
+def _checked_file_name(text: str) -> str:
+    """Return a ring's name, which a replay uses for a file; ValueError if it leads elsewhere."""
+    if not FILE_NAME.fullmatch(text):
+        raise ValueError(f"name {text!r}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +126,14 @@ class RingSchema:
         """Rebuild a schema; KeyError, TypeError, ValueError or IndexError if it is not one."""
         signals = [Signal.from_json(signal) for signal in data["signals"]]
         return cls(
-            name=str(data["name"]),
-            duty=str(data["duty"]),
+            name=_checked_file_name(data["name"]),
+            duty=checked_name(data["duty"]),
             source=str(data["source"]),
             columns=tuple(
-                Column(Entity(str(kind), str(identifier)), signals[index], str(label))
-                for (kind, identifier), index, label in data["columns"]
+                Column(Entity.from_json(entity), signals[index], str(label))
+                for entity, index, label in data["columns"]
             ),
-            period_ns=int(data["period_ns"]),
+            period_ns=checked_period(data["period_ns"]),
             delivery_ns=int(data["delivery_ns"]),
         )
 
@@ -244,7 +261,7 @@ class RingReader:
                 or self._rows_offset < HEADER_BYTES
                 or self.capacity <= 0
                 or end > len(view)
-                or min(self._words[W_PERIOD], self.schema.period_ns) <= 0
+                or self._words[W_PERIOD] not in PERIODS_NS
             ):
                 raise ValueError("sizes")
         except SHAPE_ERRORS as error:

@@ -5,13 +5,15 @@ example `gpu_clock_hertz{clock="sm"}`, in rings, recordings, rules, the status p
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 UNKNOWN_INTEGER = -(2**63)
 UNKNOWN_GAUGE = math.nan
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of metrics and labels, as Prometheus takes them
 
 BASE_UNITS = frozenset(
     {
@@ -29,6 +31,13 @@ BASE_UNITS = frozenset(
         "watts",
     }
 )
+
+
+def checked_name(text: str) -> str:
+    """Return a name from a file; ValueError if it can be none of a metric or a label."""
+    if not NAME.fullmatch(text):
+        raise ValueError(f"name {text!r}")
+    return text
 
 
 class Kind(StrEnum):
@@ -78,14 +87,20 @@ class Signal:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Signal":
-        """Rebuild a declaration; TypeError or KeyError if `data` is not one."""
+        """Rebuild a declaration; TypeError, KeyError or ValueError if `data` is not one."""
         fields = dict(data)
+        fields["name"] = checked_name(fields["name"])
+        if fields["label"] is not None:
+            fields["label"] = checked_name(fields["label"])
+        if not fields["help"] or not 0 <= float(fields["refresh_seconds"]) < math.inf:
+            raise ValueError("help or refresh_seconds")
         fields["kind"] = Kind(fields["kind"])
         fields["bounds"] = tuple(fields["bounds"]) if fields["bounds"] else None
         fields["bits"] = tuple((int(bit), str(value)) for bit, value in fields["bits"])
         fields["statistics"] = tuple(fields["statistics"])
         if fields["histogram"] is not None:
             histogram = dict(fields["histogram"])
+            histogram["name"] = checked_name(histogram["name"])
             histogram["bounds"] = tuple(histogram["bounds"])
             fields["histogram"] = Histogram(**histogram)
         return cls(**fields)
@@ -96,6 +111,12 @@ class Entity(NamedTuple):
 
     kind: str
     id: str
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> "Entity":
+        """Rebuild an entity; TypeError or ValueError if `data` is not one."""
+        kind, identifier = data
+        return cls(checked_name(kind), str(identifier))
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id}" if self.id else self.kind
@@ -154,10 +175,9 @@ class Event:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Event":
         """Rebuild an event; TypeError, KeyError or ValueError if `data` is not one."""
-        kind, identifier = data["entity"]
         return cls(
             int(data["time_ns"]),
-            Entity(str(kind), str(identifier)),
+            Entity.from_json(data["entity"]),
             str(data["name"]),
             str(data["detail"]),
         )

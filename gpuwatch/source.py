@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuwatch.pulse import Pulse
-from gpuwatch.signals import Column, Entity, Event, Signal
+from gpuwatch.signals import Column, Entity, Event, Signal, checked_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,8 @@ class EntityInfo:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "EntityInfo":
         """Rebuild it; KeyError, TypeError or ValueError if `data` is not one."""
-        kind, identifier = data["entity"]
-        labels = {str(key): str(value) for key, value in data["labels"].items()}
-        return cls(Entity(str(kind), str(identifier)), labels)
+        labels = {checked_name(key): str(value) for key, value in data["labels"].items()}
+        return cls(Entity.from_json(data["entity"]), labels)
 
 
 def constant_to_json(column: Column, value: float) -> list[Any]:
@@ -56,9 +55,8 @@ def constant_to_json(column: Column, value: float) -> list[Any]:
 
 def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
     """Rebuild a constant; TypeError, KeyError or ValueError if `data` is not one."""
-    (kind, identifier), signal, label, value = data
-    entity = Entity(str(kind), str(identifier))
-    return Column(entity, Signal.from_json(signal), str(label)), float(value)
+    entity, signal, label, value = data
+    return Column(Entity.from_json(entity), Signal.from_json(signal), str(label)), float(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gpuwatch.window import Floats, Rows, Tick, TimeHistogram, Window, put
 
 HOLD_PERIODS = 2
 CALIBRATION_TICKS = 40
+MAX_LATE_SECONDS = 1e6  # as no sampler ever was: a foreign recording
 SLOT_MARGIN_NS = 1000  # a row's lateness is a float32: it may be due this much before its slot
 
 FINITE = (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
@@ -165,7 +166,8 @@ class RingWindows:
 
         A row belongs to the slot of the time it was due, so lateness does not lose a slot.
         """
-        late_ns = np.rint(rows["late"].astype(np.float64) * 1e9).astype(np.int64)
+        late = np.nan_to_num(rows["late"].astype(np.float64))
+        late_ns = np.rint(np.clip(late, 0.0, MAX_LATE_SECONDS) * 1e9).astype(np.int64)
         due = rows["time_ns"] - late_ns
         samples = np.zeros(known.shape[1], np.int64)
         missing = np.zeros(known.shape[1], np.int64)

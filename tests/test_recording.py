@@ -19,7 +19,7 @@ from gpuwatch.clock import ClockTriple, monotonic_ns
 from gpuwatch.codec import Head, RowsBlock, decode_rows, encode_block, encode_rows, first_line
 from gpuwatch.errors import RecordingError
 from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, RecordingWriter
-from gpuwatch.ring import RingReader, RingSchema, RingWriter
+from gpuwatch.ring import PERIODS_NS, RingReader, RingSchema, RingWriter
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Entity, Event, Kind, Signal
 from gpuwatch.source import EntityInfo
 from gpuwatch.summation import RingWindows, row_dtype
@@ -153,7 +153,9 @@ def wild_rows(draw: st.DrawFn) -> tuple[RingSchema, np.ndarray]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(wild_rows(), st.integers(1, 2**62), st.integers(-(2**62), 2**62))
+@given(
+    wild_rows(), st.integers(PERIODS_NS.start, PERIODS_NS.stop - 1), st.integers(-(2**62), 2**62)
+)
 def test_rows_come_back_bit_by_bit(
     wild: tuple[RingSchema, np.ndarray], period_ns: int, floor_ns: int
 ) -> None:
@@ -173,7 +175,7 @@ def test_decoded_rows_are_ring_rows(tmp_path: Path) -> None:
     reader = RingReader(tmp_path / "r.ring")
     _, packed = reader.read(0)
     rows = np.frombuffer(packed, row_dtype(schema))
-    block = decode_rows(encode_rows(RowsBlock(0, 1, 0, rows)), (schema,), tmp_path)
+    block = decode_rows(encode_rows(RowsBlock(0, MILLISECOND, 0, rows)), (schema,), tmp_path)
     assert block.rows_bytes == packed
     assert len(RingWindows(schema).add(block.rows_bytes)) == 50
     reader.close()

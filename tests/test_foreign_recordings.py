@@ -1,0 +1,82 @@
+"""Recordings that somebody else made, by accident or on purpose: what they may not do here."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_recording import CLOCK, GPU, MILLISECOND, make_head, make_rows, make_schema
+
+from gpuwatch.codec import Head, RowsBlock
+from gpuwatch.errors import RecordingError
+from gpuwatch.recording import RecordingReader, RecordingWriter
+from gpuwatch.ring import RingSchema
+from gpuwatch.signals import Column, Entity, Histogram
+from gpuwatch.source import EntityInfo
+from gpuwatch.summation import RingWindows
+from gpuwatch.window import TICK_NS, Tick
+
+
+def with_ring(**changes: object) -> Head:
+    return make_head(replace(make_schema(), **changes))
+
+
+def with_clock(**changes: object) -> Head:
+    schema = make_schema(0)
+    return make_head(replace(schema, columns=(Column(GPU, replace(CLOCK, **changes), "sm"),)))
+
+
+HEADS: dict[str, Callable[[], Head]] = {
+    "duty that is a path": lambda: with_ring(duty="../../etc/x", name="../../etc/x.fast"),
+    "ring that is a path": lambda: with_ring(name="state./../../x"),
+    "period of a nanosecond": lambda: with_ring(period_ns=1),
+    "period of a century": lambda: with_ring(period_ns=2**62),
+    "signal that is no metric": lambda: with_clock(name="a 1\nb"),
+    "label that is none": lambda: with_clock(label='x="1"} 2\n'),
+    "histogram that is no metric": lambda: with_clock(histogram=Histogram("a b", "A.", (1.0,))),
+    "no help": lambda: with_clock(help=""),
+    "refresh that is no number": lambda: with_clock(refresh_seconds=math.nan),
+    "entity that is no label": lambda: make_head(make_schema(entity=Entity("a b", "1"))),
+    "information that is no label": lambda: replace(
+        with_ring(), entities=(EntityInfo(GPU, {'x="1"} 2\n': "y"}),)
+    ),
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
+def test_names_and_periods_of_a_stranger(tmp_path: Path, head: Callable[[], Head]) -> None:
+    """What would write outside our directories, break the page or take all memory is refused."""
+    path = tmp_path / "x.gwr"
+    with RecordingWriter(path, head()):
+        pass
+    with pytest.raises(RecordingError, match="its head"):
+        RecordingReader(path)
+
+
+def test_rows_with_a_period_of_a_nanosecond(tmp_path: Path) -> None:
+    """Rows that claim to come by the nanosecond are refused as well."""
+    path, schema = tmp_path / "x.gwr", make_schema()
+    with RecordingWriter(path, make_head(schema)) as writer:
+        writer.rows(RowsBlock(0, 1, 10**12, make_rows(schema, 8)))
+    reader = RecordingReader(path)
+    with pytest.raises(RecordingError, match="rows fit no ring"):
+        list(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
+def test_lateness_that_is_no_time(value: float) -> None:
+    """Rows that are late by no sensible time are summed up as if they were in time."""
+    schema: RingSchema = make_schema()
+    windows, start = RingWindows(schema), 10**12
+    rows = make_rows(schema, TICK_NS // MILLISECOND, start)
+    rows["late"][1:] = value
+    rows["read"] = np.float32(value)
+    windows.add(rows.tobytes())
+    tick = Tick(start, start + TICK_NS)
+    windows.close(tick)
+    window = tick.window(GPU, 'clock_hertz{clock="0"}')
+    assert window is not None
+    assert window.covered_ns > 0.8 * TICK_NS
