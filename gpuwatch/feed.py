@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.errors import ConfigError
-from gpuwatch.ring import SHAPE_ERRORS, RingReader
+from gpuwatch.ring import SHAPE_ERRORS, RingReader, open_regular
 from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.source import EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows
@@ -24,6 +24,7 @@ from gpuwatch.window import TICK_NS, Tick, Window
 log = logging.getLogger("gpuwatch.feed")
 
 GRACE_NS = 300_000_000
+MANIFEST_BYTES = 16 * 1024 * 1024
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 
 
@@ -86,6 +87,7 @@ class Feed:
         self._numbers = numbers
         self._keep_ns = int(keep_seconds * SECOND_NS)
         self._seen: dict[Path, tuple[int, int]] = {}
+        self._faults: dict[Path, str] = {}
         self._events: deque[Event] = deque()
         self._constants: dict[Entity, dict[str, float]] = {}
         self._next_end_ns = 0
@@ -115,8 +117,13 @@ class Feed:
     def poll(self, now_ns: int) -> list[Tick]:
         """Read what has come and return the ticks that can be closed."""
         self._look_for_manifests()
-        for ring in list(self.rings.values()):
-            self._read(ring)
+        for path, ring in list(self.rings.items()):
+            if ring.reader.intact:
+                self._read(ring)
+            else:
+                log.error("%s: overwritten by somebody: its samples are lost", path)
+                ring.reader.close()
+                del self.rings[path]
         if not self._next_end_ns:
             self._next_end_ns = self._first_end(now_ns)
         ticks: list[Tick] = []
@@ -133,17 +140,24 @@ class Feed:
         for path in self._runtime.glob("*.json"):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # its sampler was switched off
+            except OSError:  # its sampler was switched off
                 continue
             mark = (stat.st_ino, stat.st_mtime_ns)
             if self._seen.get(path) == mark:
                 continue
+            fault = ""
             try:
-                self._attach(json.loads(path.read_text()))
+                with open_regular(path) as file:
+                    self._attach(json.loads(file.read(MANIFEST_BYTES)))
                 self._seen[path] = mark
-            except (OSError, ConfigError, *SHAPE_ERRORS) as error:
-                log.error("%s: not a manifest: %s", path, error)
+            except OSError as error:  # too many open files, say: tried again
+                fault = str(error)
+            except (ConfigError, *SHAPE_ERRORS) as error:
+                fault = str(error)
                 self._seen[path] = mark
+            if fault and fault != self._faults.get(path):
+                log.error("%s: not a manifest: %s", path, fault)
+            self._faults[path] = fault
 
     def _attach(self, data: Mapping[str, Any]) -> None:
         infos = [EntityInfo.from_json(info) for info in data["entities"]]

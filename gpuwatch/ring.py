@@ -14,11 +14,12 @@ import json
 import mmap
 import os
 import re
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpuwatch.clock import SECOND_NS, ClockTriple, read_clocks
 from gpuwatch.errors import ConfigError
@@ -148,6 +149,18 @@ class RingSchema:
         )
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that holds something: of a pipe or a device the end may never come.
+
+    Raises ConfigError for those, OSError if the file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise ConfigError(f"{path}: not a regular file: {ADVICE}")
+
+
 class RingWriter:
     """The one writer of a ring. The file's space is taken up front, so a full disk shows here.
 
@@ -227,6 +240,22 @@ class RingWriter:
                 self.words[start + word] = value
         self.words[W_TRIPLE_COUNT] = len(self._triples)
 
+    @property
+    def intact(self) -> bool:
+        """Whether a reader can still find and open the file: a stranger may have been there."""
+        words = self.words
+        try:
+            whole = self.path.stat().st_size == len(self._map)
+        except OSError:
+            return False
+        return (
+            whole
+            and words[W_MAGIC] == MAGIC
+            and words[W_ROW_BYTES] == self._row_bytes
+            and words[W_CAPACITY] == self._capacity
+            and words[W_ROWS_OFFSET] == self._rows_offset
+        )
+
     def close(self) -> None:
         """Let go of the file; it stays for readers."""
         self.words.release()
@@ -241,7 +270,7 @@ class RingReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size < HEADER_BYTES:
                 raise ConfigError(f"{path}: too short for a gpuwatch ring: {ADVICE}")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -271,6 +300,21 @@ class RingReader:
             ) from error
         finally:
             view.release()
+
+    @property
+    def intact(self) -> bool:
+        """Whether the header still says what it said at first: a stranger may have written there.
+
+        What is left of a ring that is not is worth nothing.
+        """
+        words = self._words
+        return (
+            words[W_MAGIC] == MAGIC
+            and words[W_ROW_BYTES] == self.row_bytes
+            and words[W_CAPACITY] == self.capacity
+            and words[W_ROWS_OFFSET] == self._rows_offset
+            and words[W_PERIOD] in PERIODS_NS
+        )
 
     @property
     def head(self) -> int:

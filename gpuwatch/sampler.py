@@ -222,6 +222,9 @@ class Sampler:
         if now - self._housekept_ns >= HOUSEKEEPING_NS:
             self._housekept_ns = now
             for task in self.tasks:
+                if not task.writer.intact:
+                    path = task.writer.path
+                    raise SourceUnavailable(f"{path}: removed or overwritten: starting anew")
                 task.writer.note_clocks()
             for source in self.sources:
                 if source.name in self.opened:

@@ -113,6 +113,7 @@ class Supervisor:
             now = monotonic_ns()
             if now - self._reported_ns > REPORT_NS:
                 self._report()
+                self._keep_directories()
             if watchdog and now - fed_ns > watchdog * SECOND_NS / 4 and self._healthy():
                 systemd.watchdog()
                 fed_ns = now
@@ -293,6 +294,13 @@ class Supervisor:
             "restarts": self.daemon_restarts,
         }
         self._send({"children": [own, daemon, *children]})
+
+    def _keep_directories(self) -> None:
+        """Make the directories again that a stranger removed: no child could start without."""
+        for path, mode in ((Path(self.config["paths"]["runtime"]), 0o755), (self.rings, 0o750)):
+            with contextlib.suppress(OSError):
+                path.mkdir(mode)
+                log.warning("%s was removed: made again", path)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._channel is not None:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from node import QUIET, Node
 from running import Running, descendants, free_port, wait_for
-from test_failures import SIMULATED, descriptors, gone, record, samples, state_of
+from test_failures import SIMULATED, descriptors, gone, record, restarts, samples, state_of
+
+from gpuwatch.ring import ring_directory
 
 SOFT = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -189,3 +192,79 @@ def test_bad_requests_are_not_logged(tmp_path: Path, request_text: bytes) -> Non
                 assert client.recv(100).startswith(b"HTTP/1.1 ")
         wait_for(lambda: samples(running) > 0)
         assert len(running.log().splitlines()) <= 2
+
+
+def strange_ring(rings: list[Path], how: str) -> None:
+    """Do to rings what a stranger might."""
+    for path in rings:
+        if how == "removed":
+            path.unlink()
+        else:
+            with path.open("r+b") as file:
+                file.write((b"\0" if how == "zeros" else b"\x7f") * 4096)
+
+
+@pytest.mark.parametrize("how", ["removed", "zeros", "ones"])
+def test_rings_removed_or_overwritten(tmp_path: Path, how: str) -> None:
+    """Rings that were removed or overwritten are told, and new ones take their place."""
+    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+        wait_for(lambda: samples(running) > 0)
+        state, daemon = running.child("state"), running.child("daemon")
+        strange_ring(list(ring_directory(running.runtime).glob("*.ring")), how)
+        wait_for(lambda: gone(state))
+        count = samples(running)
+        wait_for(lambda: samples(running) > count)
+        assert "removed or overwritten" in running.log()
+        assert running.child("daemon") == daemon
+        assert not running.events("tick_failed")
+        assert "Traceback" not in running.log()
+
+
+def test_runtime_directory_removed(tmp_path: Path) -> None:
+    """A runtime directory that was removed under way is made again; children start in it."""
+    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+        wait_for(lambda: samples(running) > 0)
+        shutil.rmtree(running.runtime)
+        wait_for(running.runtime.is_dir)
+        for duty in ("state", "daemon"):
+            os.kill(running.child(duty), signal.SIGKILL)
+            wait_for(lambda duty=duty: restarts(running, duty) == 1)
+        wait_for(running.is_ready)
+        count = samples(running)
+        wait_for(lambda: samples(running) > count)
+        assert "Traceback" not in running.log()
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "directory"])
+def test_what_never_ends_instead_of_a_manifest(tmp_path: Path, what: str) -> None:
+    """A pipe, a device or a directory where manifests lie is told once, and not waited for."""
+    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+        wait_for(lambda: samples(running) > 0)
+        daemon, odd = running.child("daemon"), running.runtime / "odd.json"
+        if what == "pipe":
+            os.mkfifo(odd)
+        elif what == "device":
+            odd.symlink_to("/dev/zero")
+        else:
+            odd.mkdir()
+        wait_for(lambda: f"{odd}: not a manifest" in running.log())
+        count = samples(running)
+        wait_for(lambda: samples(running) > count)
+        assert running.child("daemon") == daemon
+        assert running.log().count("not a manifest") == 1
+
+
+def test_rings_that_cannot_be_opened_at_first(tmp_path: Path) -> None:
+    """Rings for which the daemon lacks descriptors are taken as soon as it has some."""
+    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+        wait_for(lambda: samples(running) > 0)
+        daemon, state = running.child("daemon"), running.child("state")
+        running.is_ready()
+        resource.prlimit(daemon, resource.RLIMIT_NOFILE, (descriptors(daemon), SOFT[1]))
+        os.kill(state, signal.SIGKILL)
+        wait_for(lambda: "not a manifest" in running.log())
+        resource.prlimit(daemon, resource.RLIMIT_NOFILE, SOFT)
+        count = samples(running)
+        wait_for(lambda: samples(running) > count)
+        assert running.child("daemon") == daemon
