@@ -1,5 +1,6 @@
 """What the daemon shows: the snapshot that metrics are made of, and the status page's JSON."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch import __version__
@@ -84,9 +85,16 @@ def _nvml_up(daemon: "Daemon") -> bool | None:
         feeds = report["duty"] == "replay" or NVML in daemon.config["duties"].get(
             report["duty"], ()
         )
-        if feeds and report["phase"] in ("running", "unavailable"):
-            daemon.nvml_up = report["phase"] == "running"
+        if feeds and report["phase"] == "running":
+            daemon.nvml_up = True
+        elif feeds and (report["phase"] == "unavailable" or _driver_is_silent(report)):
+            daemon.nvml_up = False
     return daemon.nvml_up
+
+
+def _driver_is_silent(report: Mapping[str, Any]) -> bool:
+    """Say whether a child hangs in the driver and no GPU could be named for it."""
+    return bool(report["stuck"]) and not report["excluded"]
 
 
 def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
