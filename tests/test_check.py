@@ -72,7 +72,7 @@ def test_a_running_gpuwatch_is_no_fault(tmp_path):
     assert f"process {pid}" in line(lines, "listen", "taken by the running gpuwatch")[1]
     assert f"process {pid}" in line(lines, "runtime")[1]
     assert elsewhere[0] == 64
-    assert "--web.listen-address" in line(elsewhere[1], "listen")[1]
+    assert "--web.listen-address" in line(elsewhere[1], "listen", mine[1])[1]
 
 
 def test_what_run_would_refuse_is_64(tmp_path):
