@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.errors import ConfigError
-from gpuwatch.ring import SHAPE_ERRORS, RingReader, open_regular
+from gpuwatch.paths import open_regular
+from gpuwatch.ring import SHAPE_ERRORS, RingReader
 from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.source import EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows

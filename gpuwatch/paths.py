@@ -4,7 +4,11 @@ Under systemd the directories the unit declares, as root the system's, else the 
 """
 
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
+
+from gpuwatch.errors import ConfigError
 
 SYSTEM_RUNTIME = Path("/run/gpuwatch")
 SYSTEM_STATE = Path("/var/lib/gpuwatch")
@@ -60,6 +64,18 @@ def control_socket(runtime: str | None) -> Path:
         if path.exists():
             return path
     return own
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that holds something: of a pipe or a device the end may never come.
+
+    Raises ConfigError for those, OSError if the file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise ConfigError(f"{path}: not a regular file: remove it")
 
 
 def _declared(variable: str) -> Path | None:

@@ -14,15 +14,15 @@ import json
 import mmap
 import os
 import re
-import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gpuwatch.clock import SECOND_NS, ClockTriple, read_clocks
 from gpuwatch.errors import ConfigError
+from gpuwatch.paths import open_regular
 from gpuwatch.signals import Column, Entity, Kind, Signal, checked_name
 
 MAGIC = int.from_bytes(b"GWRING01", "little")
@@ -149,18 +149,6 @@ class RingSchema:
         )
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file that holds something: of a pipe or a device the end may never come.
-
-    Raises ConfigError for those, OSError if the file cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise ConfigError(f"{path}: not a regular file: {ADVICE}")
-
-
 class RingWriter:
     """The one writer of a ring. The file's space is taken up front, so a full disk shows here.
 
@@ -201,6 +189,7 @@ class RingWriter:
         self.note_clocks()
         self.advance(self._triples[-1].monotonic_ns)
         self.words[W_MAGIC] = MAGIC
+        self._start = self.words[: W_ROWS_OFFSET + 1].tolist()
 
     def append(
         self, time_ns: int, late_seconds: float, read_seconds: float, cells: Sequence[float]
@@ -243,18 +232,11 @@ class RingWriter:
     @property
     def intact(self) -> bool:
         """Whether a reader can still find and open the file: a stranger may have been there."""
-        words = self.words
         try:
             whole = self.path.stat().st_size == len(self._map)
         except OSError:
             return False
-        return (
-            whole
-            and words[W_MAGIC] == MAGIC
-            and words[W_ROW_BYTES] == self._row_bytes
-            and words[W_CAPACITY] == self._capacity
-            and words[W_ROWS_OFFSET] == self._rows_offset
-        )
+        return whole and self.words[: W_ROWS_OFFSET + 1].tolist() == self._start
 
     def close(self) -> None:
         """Let go of the file; it stays for readers."""
@@ -293,6 +275,7 @@ class RingReader:
                 or self._words[W_PERIOD] not in PERIODS_NS
             ):
                 raise ValueError("sizes")
+            self._start = self._words[: W_ROWS_OFFSET + 1].tolist()
         except SHAPE_ERRORS as error:
             self._words.release()
             raise ConfigError(
@@ -307,14 +290,8 @@ class RingReader:
 
         What is left of a ring that is not is worth nothing.
         """
-        words = self._words
-        return (
-            words[W_MAGIC] == MAGIC
-            and words[W_ROW_BYTES] == self.row_bytes
-            and words[W_CAPACITY] == self.capacity
-            and words[W_ROWS_OFFSET] == self._rows_offset
-            and words[W_PERIOD] in PERIODS_NS
-        )
+        start = self._words[: W_ROWS_OFFSET + 1].tolist()
+        return start == self._start and self._words[W_PERIOD] in PERIODS_NS
 
     @property
     def head(self) -> int:
