@@ -49,6 +49,7 @@ class Duty:
         self._known: list[str] = []  # entities of a child that hung: to list them may hang too
         self._speechless: list[Process] = []  # abandoned in calls to no entity
         self.reason = ""
+        self._phase = ""
         self._changed = changed
         self._start_at_ns = 0
         self._failures = 0
@@ -203,6 +204,8 @@ class Duty:
                 log.warning("duty %s: %s", self.name, self.reason)
             else:
                 log.info("duty %s: running", self.name)
+        if (self.reason, phase) != (before, self._phase):
+            self._phase = phase
             self._changed()
 
     def _deadline_ns(self, process: Process) -> float:
