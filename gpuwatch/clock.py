@@ -44,6 +44,12 @@ def wall_ns(triples: Sequence[ClockTriple], time_ns: int) -> int:
     return best.wall_ns(time_ns)
 
 
+def wall_text(realtime_ns: int) -> str:
+    """Return a wall time as people and logs write it, in UTC to a millisecond."""
+    seconds, rest = divmod(realtime_ns, SECOND_NS)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1_000_000:03d}Z"
+
+
 class ClockWatch:
     """Notices steps of the wall clock and suspends of the machine between two looks."""
 

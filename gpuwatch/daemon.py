@@ -153,6 +153,8 @@ class Daemon:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
+        if event.time_ns < self.started_ns - SECOND_NS:
+            return  # told again by a sampler, or read again from its rings: logged when it was new
         rule, _, state = event.name.rpartition("_")
         severity = self._severities.get(rule) if state == "firing" else None
         level = {"critical": logging.ERROR, "warning": logging.WARNING}.get(severity or "")
@@ -200,8 +202,8 @@ class Daemon:
     def firing(self) -> list[str]:
         """Return a line for each firing alert."""
         return [
-            f"{alert['severity']}: {alert['rule']} on {' '.join(alert['entity'])}:"
-            f" {alert['next_step']}"
+            f"{alert['severity']}: {alert['rule']} on {' '.join(alert['entity'])}"
+            f" since {alert['since']}: {alert['next_step']}"
             for alert in self._status["alerts"]
             if alert["state"] == "firing"
         ]

@@ -17,6 +17,7 @@ START_DEADLINE_NS = 30 * SECOND_NS
 SILENT_DEADLINE_NS = 10 * SECOND_NS
 SILENT = "does nothing"
 STEADY_NS = 60 * SECOND_NS  # who ran this long starts again without delay
+RETIRED_AT_MOST = 3
 MAX_DELAY_SECONDS = 30.0
 PROBE_SECONDS = (5.0, 300.0)  # first and longest wait before a sick entity is tried again
 HUNG_AT_MOST = 3  # children left in calls to one entity; then the next waits for one to return
@@ -289,6 +290,8 @@ class Duty:
     def _retire(self, generation: int) -> None:
         """Keep the rings of a child that ended as long as a ring reaches back."""
         keep_seconds = self.settings["config"]["ring"]["seconds"]
+        while len(self._retired) >= RETIRED_AT_MOST:  # of a child that ends again and again
+            self._delete_rings(self._retired.pop(0)[1])
         self._retired.append((monotonic_ns() + int(keep_seconds * SECOND_NS), generation))
 
     def _delete_rings(self, generation: int) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch import __version__
 from gpuwatch.alerts import Alert
-from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks
+from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
 from gpuwatch.signals import Entity
 from gpuwatch.snapshot import Snapshot, SourceState
 
@@ -108,7 +108,10 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         "ticks_closed": daemon.ticks_closed,
         "time_ns": clocks.monotonic_ns,
         "realtime_ns": clocks.realtime_ns,
-        "alerts": [alert_json(alert) for alert in alerts],
+        "alerts": [
+            {**alert_json(alert), "since": wall_text(clocks.wall_ns(alert.since_ns))}
+            for alert in alerts
+        ],
         "gpus": [
             {"gpu": info.entity.id, **info.labels, "values": _values(shown, info.entity)}
             for info in shown.entities
@@ -125,7 +128,10 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
             for found in [shown.sources.get(name)]
         },
         "children": daemon.supervisor.children,
-        "events": [event.to_json() for event in list(daemon.events)[-EVENTS_SHOWN:]],
+        "events": [
+            {**event.to_json(), "time": wall_text(clocks.wall_ns(event.time_ns))}
+            for event in list(daemon.events)[-EVENTS_SHOWN:]
+        ],
         "state": {"path": str(daemon.state), "fault": daemon.store.fault},
     }
 
