@@ -19,7 +19,7 @@ from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import USAGE, ConfigError, GpuwatchError
 from gpuwatch.process import settings_file
-from gpuwatch.ring import ring_directory
+from gpuwatch.tmpfs import ring_directory
 
 log = logging.getLogger("gpuwatch.supervisor")
 

@@ -12,7 +12,8 @@ from typing import Any, Self
 from fake_nvml import Script, build, environment
 from running import Running
 
-from gpuwatch.ring import RingReader, ring_directory
+from gpuwatch.ring import RingReader
+from gpuwatch.tmpfs import ring_directory
 
 # Gentle on the machine the tests run on: what is tested does not depend on the rate.
 QUIET = """

@@ -151,8 +151,11 @@ class Running:
         if duty == "supervisor":
             return self.process.pid
         module = "gpuwatch.daemon" if duty == "daemon" else f"gpuwatch.sampler {duty}"
-        found = [pid for pid, command in descendants(self.process.pid) if module in command]
-        return max(found)
+
+        def present() -> list[int]:
+            return [pid for pid, command in descendants(self.process.pid) if module in command]
+
+        return max(wait_for(present, what=module))  # between two children there is none
 
     def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 40) -> int:
         """Send a signal to the supervisor and return its exit status."""

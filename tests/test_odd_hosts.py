@@ -15,7 +15,7 @@ from node import QUIET, Node
 from running import Running, descendants, free_port, wait_for
 from test_failures import SIMULATED, descriptors, gone, record, restarts, samples, state_of
 
-from gpuwatch.ring import ring_directory
+from gpuwatch.tmpfs import ring_directory
 
 SOFT = resource.getrlimit(resource.RLIMIT_NOFILE)
 

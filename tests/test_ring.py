@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from running import wait_for
 
 from gpuwatch import ring as ring_module
+from gpuwatch import tmpfs
 from gpuwatch.clock import ClockTriple
 from gpuwatch.errors import ConfigError
 from gpuwatch.ring import (
@@ -28,7 +29,6 @@ from gpuwatch.ring import (
     RingReader,
     RingSchema,
     RingWriter,
-    ring_directory,
 )
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Entity, Histogram, Kind, Signal
 from gpuwatch.summation import row_dtype
@@ -421,17 +421,17 @@ def test_a_schema_nested_too_deep_is_refused(tmp_path, good):
 
 def test_rings_on_a_disk_go_to_shared_memory(tmp_path, monkeypatch):
     """A runtime directory in memory holds its rings; else they have a directory of their own."""
-    monkeypatch.setattr(ring_module, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(tmpfs, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(ring_module, "filesystem", lambda _path: "tmpfs")
-    assert ring_directory(tmp_path) == tmp_path
+    monkeypatch.setattr(tmpfs, "filesystem", lambda _path: "tmpfs")
+    assert tmpfs.ring_directory(tmp_path) == tmp_path
 
-    monkeypatch.setattr(ring_module, "filesystem", lambda _path: "ext4")
-    directory = ring_directory(tmp_path)
+    monkeypatch.setattr(tmpfs, "filesystem", lambda _path: "ext4")
+    directory = tmpfs.ring_directory(tmp_path)
     assert directory.parent == tmp_path / "shm"
     assert directory.stat().st_mode & 0o777 == 0o750
-    assert ring_directory(tmp_path) == directory
+    assert tmpfs.ring_directory(tmp_path) == directory
 
-    monkeypatch.setattr(ring_module, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(tmpfs, "SHARED_MEMORY", tmp_path / "none")
     with pytest.raises(ConfigError, match=r"paths\.runtime on a tmpfs"):
-        ring_directory(tmp_path)
+        tmpfs.ring_directory(tmp_path)

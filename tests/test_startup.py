@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import ring, startup
+from gpuwatch import startup, tmpfs
 from gpuwatch.errors import ConfigError
 
 NOBODY = 65534
@@ -55,10 +55,10 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, monkeypatch) -> 
         pass
     assert [path.name for path in target.iterdir()] == ["state.1.fast.ring"]
 
-    monkeypatch.setattr(ring, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(ring, "in_memory", lambda path: False)
+    monkeypatch.setattr(tmpfs, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(tmpfs, "in_memory", lambda path: False)
     name = tmp_path / ("gpuwatch" + str(target).replace("/", "-"))
     name.symlink_to(target)
     os.chown(name, NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        ring.ring_directory(target)
+        tmpfs.ring_directory(target)

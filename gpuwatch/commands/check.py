@@ -18,8 +18,8 @@ from gpuwatch.control import connect
 from gpuwatch.errors import FAIL, PASS, USAGE, WARN, ConfigError
 from gpuwatch.paths import CONTROL
 from gpuwatch.process import Process
-from gpuwatch.ring import SHARED_MEMORY, filesystem, in_memory
 from gpuwatch.startup import listen, validate
+from gpuwatch.tmpfs import SHARED_MEMORY, filesystem, in_memory
 
 WORDS = {PASS: "ok", WARN: "warn", FAIL: "fail", USAGE: "fail"}
 PROBE_SECONDS = 2.0
