@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Severity = Literal["critical", "warning", "info"]
 
 BUSY_REACH_NS = 3600 * SECOND_NS  # busy time older than this is no longer judged
+BILLION = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,8 @@ class _Sum:
 class View:
     """What a judge sees: one entity at one tick, and sums over the rule's window.
 
-    `share`, `busy_share` and `mean` take the tick in when called: a judge calls the same ones,
-    once each, at every tick. They are None while the entity does not have the column.
+    `share`, `busy_share`, `mean` and `rise` take the tick in when called: a judge calls the same
+    ones, once each, at every tick. They are None while the entity does not have the column.
     """
 
     tick: "Tick"
@@ -160,6 +161,20 @@ class View:
         else:
             total.push(self.tick.end_ns, 0, 0)
         return total.value / total.counted_ns if window and total.counted_ns else None
+
+    def rise(self, name: str) -> float | None:
+        """Return a counter's increase over the window, in its unit; None while it is not known.
+
+        What it counted before it was first read is no increase, nor is a reset.
+        """
+        window = self.window(name)
+        total = self._sum("rise", name, self._window_ns)
+        if window:
+            billionths = round(window.increase * BILLION)
+            total.push(self.tick.end_ns, window.covered_ns, billionths)
+        else:
+            total.push(self.tick.end_ns, 0, 0)
+        return total.value / BILLION if window and total.counted_ns else None
 
     def _sum(self, method: str, name: str, reach_ns: int) -> _Sum:
         total = self._sums.get((method, name))

@@ -1,6 +1,7 @@
 """The alert engine: its states against a model, its sums against a recount, and restarts."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -368,6 +369,37 @@ def test_share_counts_uncovered_time_as_not_active():
         view.look(tick(index * TICK_NS, {"bit": value}))
         shares.append(view.share("bit"))
     assert shares == [0.25, 0.5, 0.5, 0.75, 0.75, 0.75, 1.0]
+
+
+def counted(start_ns, increase, covered_ns=TICK_NS):
+    """Return a tick in which a counter rose; None is a tick without the counter."""
+    made = Tick(start_ns, start_ns + TICK_NS)
+    if increase is not None:
+        shown = window(start_ns, made.end_ns, 1.0, covered_ns)
+        made.windows[GPU] = {"errors_total": replace(shown, increase=increase)}
+    return made
+
+
+def test_rise_is_the_increase_over_the_window():
+    """A rise leaves the window as it came, to the last bit, also in fractions of the unit."""
+    view = View(make_rule(window_seconds=1.0), GPU)
+    rises = []
+    for index, increase in enumerate([3.0, 0.1, 0.2, 0.0, 0.3, 4e12, 0.0, 0.0, 0.0, 0.0]):
+        view.look(counted(index * TICK_NS, increase))
+        rises.append(view.rise("errors_total"))
+    big = 4e12
+    assert rises == [3.0, 3.1, 3.3, 3.3, 0.6, big + 0.5, big + 0.3, big + 0.3, big, 0.0]
+
+
+def test_rise_is_unknown_while_the_counter_is():
+    """No counter, and none read within the window, is no rise of 0."""
+    view = View(make_rule(window_seconds=1.0), GPU)
+    rises = []
+    script = [(None, 0), (0.0, 0), (5.0, TICK_NS), (0.0, 0), (None, 0), (0.0, 0), (0.0, 0)]
+    for index, (increase, covered_ns) in enumerate(script):
+        view.look(counted(index * TICK_NS, increase, covered_ns))
+        rises.append(view.rise("errors_total"))
+    assert rises == [None, None, 5.0, 5.0, None, 5.0, None]
 
 
 def test_busy_share_is_of_the_latest_busy_time():
