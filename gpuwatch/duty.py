@@ -209,14 +209,19 @@ class Duty:
             self._phase = phase
             self._changed()
 
+    @property
+    def _section(self) -> Mapping[str, Any]:
+        """The duty's own section of the config; a replay reads no device."""
+        config: Mapping[str, Any] = self.settings["config"]
+        return config.get(self.name, config["state"])  # type: ignore[no-any-return]
+
     def _deadline_ns(self, process: Process) -> float:
         """Return how long the child may stand still where it is now."""
-        state = self.settings["config"]["state"]
         match process.phase:
             case "opening" | "closing":
-                return float(state["init_deadline_seconds"]) * SECOND_NS
+                return float(self._section["init_deadline_seconds"]) * SECOND_NS
             case "running" if process.in_call:
-                return float(state["read_deadline_seconds"]) * SECOND_NS
+                return float(self._section["read_deadline_seconds"]) * SECOND_NS
             case "starting":
                 return START_DEADLINE_NS
             case _:
@@ -277,7 +282,7 @@ class Duty:
             return
         if probe.status is not None:
             probe.close()
-        elif probe.still_ns > self.settings["config"]["state"]["init_deadline_seconds"] * 1e9:
+        elif probe.still_ns > self._section["init_deadline_seconds"] * SECOND_NS:
             probe.abandon()
             self.abandoned.append(probe)
             suspect.hung.append(probe)

@@ -30,9 +30,20 @@ KEPT_LINES = 4 * SERIES_LIMIT
 LOGGED_DUPLICATES = 100
 UP_HOLD_NS = 5 * SECOND_NS  # a sampler that is started anew is silent for at most 3 s
 
-# The labels of an entity, by its kind; the first one's value is the entity's id, the others come
-# from its EntityInfo. A kind that is not listed has one label of its own name.
-ENTITY_LABELS = {"gpu": ("gpu", "uuid"), "host": ()}
+# The labels of an entity, by its kind; their values come from its EntityInfo. A kind that is not
+# listed has one label of its own name, the entity's id.
+ENTITY_LABELS = {
+    "gpu": ("gpu", "uuid"),
+    "gpu_instance": ("gpu", "gpu_instance", "uuid"),
+    "rdma_port": ("device", "port"),
+    "host": (),
+}
+# Kinds whose further labels are on a series of their own.
+INFOS = {
+    "gpu": ("gpu_info", "What the GPU is and where it sits; always 1."),
+    "gpu_instance": ("gpu_instance_info", "What the MIG instance is; always 1."),
+    "rdma_port": ("rdma_port_info", "What the RDMA port is and where it sits; always 1."),
+}
 
 # name, type, help of everything that is not a signal declared by a source. What comes first
 # survives when the page is cut off at the limit.
@@ -44,7 +55,7 @@ FAMILIES = (
     ("gpus_visible", "gauge", "GPUs that answer the driver."),
     ("gpus_pci", "gauge", "NVIDIA GPUs on the PCI bus."),
     ("gpus_expected", "gauge", "GPUs that this node should have."),
-    ("gpu_info", "gauge", "What the GPU is and where it sits; always 1."),
+    *((name, "gauge", text) for name, text in INFOS.values()),
     ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
     ("released", "gauge", "1 while this is left to another tool."),
     ("alert_firing", "gauge", "1 while the alert fires."),
@@ -71,7 +82,8 @@ FAMILIES = (
         "gpu_throttle_seconds_total",
         "counter",
         (
-            "Time with this clock event reason active since the daemon's start, from its samples."
+            "Time with this clock event reason active since the daemon's start: by the driver's own"
+            " count where it has one, else by samples (signal_source_info says which)."
             " Reasons overlap: hw_slowdown includes hw_thermal_slowdown and hw_power_brake."
         ),
     ),
@@ -86,6 +98,14 @@ FAMILIES = (
         (
             "Time-integral of 1 - clock/limit of the SM clock while utilization is above 20 %,"
             " since the daemon's start."
+        ),
+    ),
+    (
+        "gpu_counters_uncovered_seconds_total",
+        "counter",
+        (
+            "Time of which the GPU's byte counters do not know what was moved: not read, or read"
+            " too late to tell how often they wrapped. Since the daemon's start."
         ),
     ),
 )
@@ -170,7 +190,7 @@ class Exposition:
         """Return a new line; `fragment` is label text that follows the entity's labels."""
         info = self._infos.get(entity, {})
         labels = ENTITY_LABELS.get(entity.kind, (entity.kind,))
-        values = {**info, labels[0]: entity.id} if labels else {}
+        values = {entity.kind: entity.id, **info}
         pairs = [f"{label}={quote(values[label])}" for label in labels if values.get(label)]
         text = ",".join([*pairs, fragment] if fragment else pairs)
         family = NAMESPACE + name
@@ -210,11 +230,13 @@ class Exposition:
         gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
         ups = [self._is_up(snapshot, gpu) for gpu in gpus]
         for gpu, up in zip(gpus, ups, strict=True):
-            labels = self._infos[gpu]
-            others = sorted(labels.keys() - {"gpu", "uuid"})
-            fragment = ",".join(f"{key}={quote(labels[key])}" for key in others)
-            self._put(page, "gpu_info", gpu, 1, fragment)
             self._put(page, "gpu_up", gpu, up)
+        for info in snapshot.entities:
+            if info.entity.kind in INFOS:
+                labels = self._infos[info.entity]
+                others = sorted(labels.keys() - set(ENTITY_LABELS[info.entity.kind]))
+                fragment = ",".join(f"{key}={quote(labels[key])}" for key in others)
+                self._put(page, INFOS[info.entity.kind][0], info.entity, 1, fragment)
         if snapshot.nvml_up is not None and None not in ups:
             self._put(page, "gpus_visible", HOST, ups.count(1))
 
@@ -292,8 +314,9 @@ class Exposition:
     def _put_column(self, page: Page, snapshot: Snapshot, shown: Shown) -> None:
         (entity, signal, label), name, fragment = shown
         if signal.kind is Kind.COUNTER:
-            counter = snapshot.totals.counters.get((entity, name))
-            self._put(page, signal.name, entity, counter, fragment)
+            counter = snapshot.totals.counters.get((entity, name), math.nan)
+            if not math.isnan(counter) and (entity, name) not in snapshot.totals.bit_seconds:
+                self._put(page, signal.name, entity, counter, fragment)
         elif signal.kind is Kind.BITS:
             self._put_bits(page, snapshot, entity, signal)
         elif signal.name != "gpu_up":
@@ -324,6 +347,8 @@ class Exposition:
             self._put(page, f"{stem}_events_total", entity, total.events, fragment)
         for entity, lost_ns in totals.lost_clock_ns.items():
             self._put(page, "gpu_lost_clock_seconds_total", entity, lost_ns / SECOND_NS)
+        for entity, missed_ns in totals.uncovered_ns.items():
+            self._put(page, "gpu_counters_uncovered_seconds_total", entity, missed_ns / SECOND_NS)
         for (entity, name), shares in totals.shares.items():
             self._put_histogram(page, name, entity, shares)
 

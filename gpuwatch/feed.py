@@ -26,6 +26,7 @@ log = logging.getLogger("gpuwatch.feed")
 
 GRACE_NS = 300_000_000
 MANIFEST_BYTES = 16 * 1024 * 1024
+LATE_PERIODS = 10  # a read this late is no longer one of its own time
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 
 
@@ -92,11 +93,17 @@ class Feed:
         self._events: deque[Event] = deque()
         self._constants: dict[Entity, dict[str, float]] = {}
         self._next_end_ns = 0
+        # What the daemon itself knows of the node, for the rules: values by entity and name.
+        self.facts: dict[Entity, dict[str, float]] = {}
 
     @property
     def entities(self) -> list[EntityInfo]:
-        """Everything the children speak of, GPUs by number."""
-        return [info for manifest in self.manifests.values() for info in manifest.entities]
+        """Everything the children speak of, each once, GPUs by number."""
+        labels: dict[Entity, dict[str, str]] = {}
+        for manifest in self.manifests.values():
+            for info in manifest.entities:
+                labels.setdefault(info.entity, {}).update(info.labels)
+        return [EntityInfo(entity, known) for entity, known in labels.items()]
 
     @property
     def constants(self) -> list[tuple[Column, float]]:
@@ -171,11 +178,9 @@ class Feed:
             constants=[],
         )
         manifest.entities = [
-            EntityInfo(
-                manifest.names[info.entity],
-                {**info.labels, info.entity.kind: manifest.names[info.entity].id},
-            )
+            EntityInfo(entity, {**info.labels, **_identity(entity)})
             for info in infos
+            for entity in [manifest.names[info.entity]]
         ]
         for column, value in map(constant_from_json, data["constants"]):
             entity = manifest.names.get(column.entity, column.entity)
@@ -205,6 +210,11 @@ class Feed:
         names = {info.entity: info.entity for info in infos}
         names.update({entity: Entity("gpu", number) for entity, number in given.items()})
         names.update({Entity("gpu", pci): Entity("gpu", str(n)) for pci, n in numbers.items()})
+        for part in (info.entity for info in infos if info.entity.kind == "gpu_instance"):
+            pci, _, instance = part.id.partition("/")
+            whole = names.get(Entity("gpu", pci))
+            if whole is not None:
+                names[part] = Entity(part.kind, f"{whole.id}/{instance}")
         return names
 
     def _read(self, ring: Attached) -> None:
@@ -242,16 +252,47 @@ class Feed:
             rows = tick.rows[-1].late_seconds
             if len(rows) or (ring.current and ring.watermark_ns >= end_ns):
                 fed[source] = True
+        for entity, values in self.facts.items():
+            tick.windows.setdefault(entity, {}).update(
+                (name, Window.steady(tick.start_ns, tick.end_ns, value))
+                for name, value in values.items()
+            )
         for source, up in fed.items():
             if self.states.get(source, "on") != "off":
-                entity = Entity("source", source)
-                tick.windows[entity] = {
-                    "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up))
+                tick.windows[Entity("source", source)] = {
+                    "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),
+                    **self._lateness(tick, source),
                 }
         while self._events and self._events[0].time_ns < end_ns:
             tick.events.append(self._events.popleft())
         return tick
 
+    def _lateness(self, tick: Tick, source: str) -> dict[str, Window]:
+        """Return how many of a source's reads came late: a window over reads, not over time.
+
+        Its covered "nanoseconds" are reads and its integral those that were late by more than ten
+        periods, so windows of several ticks merge to the share of all reads.
+        """
+        rows = [rows for rows in tick.rows if rows.source == source]
+        reads = sum(len(part.late_seconds) for part in rows)
+        if not reads:
+            return {}
+        late = sum(
+            int((part.late_seconds * SECOND_NS > LATE_PERIODS * part.period_ns).sum())
+            for part in rows
+        )
+        share = late / reads
+        window = Window(tick.start_ns, tick.end_ns, reads, reads, 0, share, share, late, share)
+        return {"source_late_ratio": window}
+
     def ring_paths(self) -> list[str]:
         """Return the files of all rings that still hold samples, for a recording."""
         return [os.fspath(path) for path in self.rings]
+
+
+def _identity(entity: Entity) -> dict[str, str]:
+    """Return the labels that an entity's own name stands for."""
+    if entity.kind == "gpu_instance":
+        gpu, _, instance = entity.id.partition("/")
+        return {"gpu": gpu, "gpu_instance": instance}
+    return {} if entity.kind == "rdma_port" else {entity.kind: entity.id}

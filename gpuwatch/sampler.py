@@ -15,7 +15,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ from gpuwatch.child import Child, no_room
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import SourceUnavailable
-from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
+from gpuwatch.ring import W_HEARTBEAT, W_WATERMARK
 from gpuwatch.signals import HOST, Event
 from gpuwatch.source import Context, Group, Opened, Source, constant_to_json
 from gpuwatch.sources import sources_of
+from gpuwatch.task import Rings, Task
 
 CONTROL_PERIOD_NS = 50 * MILLISECOND_NS
 HOUSEKEEPING_NS = SECOND_NS
@@ -37,16 +37,6 @@ BUDGET_PERIOD_NS = 5 * SECOND_NS
 EVENTS_KEPT = 1000
 REALTIME_PRIORITY = 1
 PR_SET_TIMERSLACK = 29
-
-
-@dataclass(slots=True)
-class Task:
-    """A group with its ring; `period_ns` is the time between its reads now."""
-
-    source: str
-    group: Group
-    writer: RingWriter
-    period_ns: int
 
 
 class EventLog:
@@ -80,6 +70,9 @@ class Sampler:
         self.runtime = Path(child.config["paths"]["runtime"])
         self.events = EventLog()
         self.tasks: list[Task] = []
+        self._schedule: list[tuple[int, int, Task | None]] = []  # due, order, what (None: control)
+        self._rings = Rings(child, duty)
+        self._retired: list[tuple[int, Path]] = []  # rings of groups that are no more
         self.opened: dict[str, Opened] = {}
         self.states: dict[str, dict[str, Any]] = {}
         self.scales = {source.name: 1.0 for source in sources}  # as asked for; 0 is off
@@ -123,26 +116,32 @@ class Sampler:
 
         Raises OSError if there is no space for them.
         """
-        directory = Path(self.child.settings["ring_directory"])
-        keep_seconds = float(self.child.config["ring"]["seconds"])
         for source, opened in self.opened.items():
             for group in opened.groups:
-                schema = RingSchema(
-                    name=f"{self.duty}.{group.name}",
-                    duty=self.duty,
-                    source=source,
-                    columns=group.columns,
-                    period_ns=group.period_ns,
-                    delivery_ns=group.delivery_ns,
-                )
-                path = directory / f"{self.duty}.{self.child.generation}.{group.name}.ring"
-                path.unlink(missing_ok=True)
-                try:
-                    writer = RingWriter(path, schema, keep_seconds)
-                except OSError as fault:
-                    fault.filename = fault.filename or str(directory)
-                    raise
-                self.tasks.append(Task(source, group, writer, group.period_ns))
+                self.tasks.append(self._rings.task(source, group))
+        self._write_manifest()
+
+    def _take_over(self, source: str, found: Opened, now: int) -> None:
+        """Go on with what is there now: groups with other columns get new rings.
+
+        Raises OSError if there is no space for them.
+        """
+        self.opened[source] = found
+        old = {task.group.name: task for task in self.tasks if task.source == source}
+        tasks = [task for task in self.tasks if task.source != source]
+        for group in found.groups:
+            task = old.get(group.name)
+            if task is not None and task.group.columns == group.columns:
+                task.group = group
+                del old[group.name]
+            else:
+                task = self._rings.task(source, group)
+            tasks.append(task)
+        keep_ns = int(self._rings.keep_seconds * SECOND_NS)
+        self._retired += [(now + keep_ns, task.writer.path) for task in old.values()]
+        self.tasks = tasks
+        self._set_periods()
+        self._plan(now)
         self._write_manifest()
 
     def remove_rings(self) -> None:
@@ -177,15 +176,11 @@ class Sampler:
     def _loop(self, server: Server) -> int:
         child, words = self.child, self.child.pulse.words
         generation = child.generation
-        start = monotonic_ns() + MILLISECOND_NS
-        heap: list[tuple[int, int, Task | None]] = [
-            (start + task.group.phase_ns, order, task) for order, task in enumerate(self.tasks)
-        ]
-        heap.append((start, len(heap), None))
-        heapq.heapify(heap)
+        self._plan(monotonic_ns() + MILLISECOND_NS)
         child.beat(page.RUNNING)
         while not child.stopping:
-            due, order, task = heap[0]
+            schedule = self._schedule
+            due, order, task = schedule[0]
             now = monotonic_ns()
             if due > now:
                 time.sleep((due - now) * 1e-9)
@@ -196,10 +191,15 @@ class Sampler:
                 period = CONTROL_PERIOD_NS
                 if words[page.GENERATION] != generation:
                     break
+                if self._schedule is not schedule:  # made anew
+                    continue
             elif self.scales[task.source] == 0:
                 period = SECOND_NS
+            elif (read := task.group.read) is None:
+                task.drain(now)
+                period = task.period_ns
             else:
-                cells = task.group.read()
+                cells = read()
                 done = monotonic_ns()
                 # A read may have hung for minutes: then another child has taken over.
                 if words[page.GENERATION] != generation:
@@ -211,12 +211,22 @@ class Sampler:
             due += period
             if due <= now:
                 due += ((now - due) // period + 1) * period
-            heapq.heapreplace(heap, (due, order, task))
+            heapq.heapreplace(schedule, (due, order, task))
         return 0
+
+    def _plan(self, start: int) -> None:
+        """Make the schedule anew: every group is due within a second."""
+        self._schedule = [
+            (start + task.group.phase_ns, order, task) for order, task in enumerate(self.tasks)
+        ]
+        self._schedule.append((start + CONTROL_PERIOD_NS, len(self._schedule), None))
+        heapq.heapify(self._schedule)
 
     def _control(self, server: Server, now: int) -> None:
         for task in self.tasks:
-            task.writer.advance(now)
+            task.writer.words[W_HEARTBEAT] = now
+            if task.group.drain is None:
+                task.writer.words[W_WATERMARK] = now
         for connection, message in server.poll():
             self._answer(connection, message)
         if now - self._housekept_ns >= HOUSEKEEPING_NS:
@@ -230,8 +240,9 @@ class Sampler:
                 if source.name in self.opened:
                     found = source.housekeep(now)
                     if found is not None:
-                        self.opened[source.name] = found
-                        self._write_manifest()
+                        self._take_over(source.name, found, now)
+            while self._retired and self._retired[0][0] <= now:
+                self._retired.pop(0)[1].unlink(missing_ok=True)
             self._keep_budget(now)
         for source in self.sources:
             events, source.findings.events = source.findings.events, []
@@ -261,8 +272,7 @@ class Sampler:
         for task in self.tasks:
             scale = self.scales[task.source] * self._budget_scale
             if scale:
-                task.period_ns = int(task.group.period_ns * scale)
-                task.writer.set_period(task.period_ns)
+                task.scale(scale)
 
     def _tell(self, server: Server) -> None:
         """Send new events, and the state when it changed, to each connection that asked."""
@@ -307,10 +317,10 @@ def probe(sampler: Sampler) -> int:
     up = True
     for opened in sampler.opened.values():
         for group in opened.groups:
-            cells = group.read()
-            for column, value in zip(group.columns, cells, strict=True):
-                if column.signal.name == "gpu_up":
-                    up = up and value == 1
+            for _, cells in group.rows(monotonic_ns()):
+                for column, value in zip(group.columns, cells, strict=True):
+                    if column.signal.name == "gpu_up":
+                        up = up and value == 1
     return 0 if up else 1
 
 

@@ -48,6 +48,14 @@ class Kind(StrEnum):
     BITS = "bits"  # int64 bit set, expanded to one 0/1 column per bit in the window
 
 
+class Total(StrEnum):
+    """What is published of a counter."""
+
+    HARDWARE = "hardware"  # the hardware's own count, passed through
+    INCREASE = "increase"  # its increase since the daemon's start
+    COVERED = "covered"  # the same; what happened while it was not read is lost, and told
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Share of time a gauge spends at or below each bound, published as `name`."""
@@ -65,7 +73,8 @@ class Signal:
     `bounds` are the plausible values, inclusive: a value outside is a sentinel or a fault of the
     driver and counts as unknown. `bits` maps a bit's number to its label value. `statistics` are
     the label values whose minimum, maximum and mean over the trailing minute are published.
-    `scale` turns the stored integer of a counter into `unit`. `refresh_seconds` is how often the
+    `scale` turns the stored integer of a counter into `unit`, and `total` says what of it is
+    published. `refresh_seconds` is how often the
     hardware renews the value, until calibration has measured it.
     """
 
@@ -79,6 +88,7 @@ class Signal:
     statistics: tuple[str, ...] = ()
     histogram: Histogram | None = None
     scale: float = 1.0
+    total: Total = Total.HARDWARE
     refresh_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -95,6 +105,7 @@ class Signal:
         if not fields["help"] or not 0 <= float(fields["refresh_seconds"]) < math.inf:
             raise ValueError("help or refresh_seconds")
         fields["kind"] = Kind(fields["kind"])
+        fields["total"] = Total(fields.get("total", Total.HARDWARE))  # not in older recordings
         fields["bounds"] = tuple(fields["bounds"]) if fields["bounds"] else None
         fields["bits"] = tuple((int(bit), str(value)) for bit, value in fields["bits"])
         fields["statistics"] = tuple(fields["statistics"])

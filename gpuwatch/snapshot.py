@@ -37,7 +37,7 @@ class Snapshot:
     first. `columns` are those of all attached rings and `constants` the values that do not
     change, both with GPUs named by number. `transitions` counts by (rule, new state) and holds
     every pair from the start; `released` says of each thing that can be released whether it is.
-    `signal_refresh` and `signal_sources` go by column name and signal name.
+    `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
     """
 
     totals: Totals

@@ -13,21 +13,36 @@ from gpuwatch.pulse import Pulse
 from gpuwatch.signals import Column, Entity, Event, Signal, checked_name
 
 
+TimedRow = tuple[int, Sequence[float]]  # monotonic nanoseconds, cells
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Cells that are always read together: one ring, one row a read.
 
     `read` returns the cells in the order of `columns` (integer kinds first), with UNKNOWN_INTEGER
-    or NaN for what could not be read; it may return the same list every time. Reads of groups
-    with the same period are spread by `phase_ns`.
+    or NaN for what could not be read; it may return the same list every time. The first reads of
+    groups are spread by `phase_ns`, at most a second: nobody waits long for a slow group.
+
+    A group that the hardware samples by itself has `drain` instead: called every `delivery_ns`,
+    it returns what has come since, in order, each row with its own monotonic time; `period_ns` is
+    the time between such rows.
     """
 
     name: str
     columns: tuple[Column, ...]
     period_ns: int
-    read: Callable[[], Sequence[float]]
+    read: Callable[[], Sequence[float]] | None = None
     phase_ns: int = 0
     delivery_ns: int = 0
+    drain: Callable[[], Sequence[TimedRow]] | None = None
+
+    def rows(self, now_ns: int) -> Sequence[TimedRow]:
+        """Return one read, as of `now_ns`, or what a drain gives."""
+        if self.drain is not None:
+            return self.drain()
+        assert self.read is not None
+        return ((now_ns, self.read()),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +125,9 @@ class Source(Protocol):
     def housekeep(self, now_ns: int) -> Opened | None:
         """Do slow upkeep about once a second: look again at what failed.
 
-        Returns what is there now if entities or constants are others than `open` found; the
-        groups stay the same. Raises SourceUnavailable if the source as a whole stopped working.
+        Returns what is there now if entities, constants or groups are others than before; a
+        group with the same name and columns keeps its ring. Raises SourceUnavailable if the
+        source as a whole stopped working.
         """
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger("gpuwatch.supervisor")
 
 VALIDATION_NS = 30 * SECOND_NS
 # The sockets and rings of children, by duty and generation, and the daemon's socket.
-_OURS = re.compile(r"control\.sock|\w+\.\d+\.(sock|[\w.]+\.ring)")
+_OURS = re.compile(r"control\.sock|\w+\.\d+\.(sock|[\w.~]+\.ring)")
 
 
 class Validation:

@@ -1,13 +1,15 @@
 """What the daemon shows: the snapshot that metrics are made of, and the status page's JSON."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch import __version__
 from gpuwatch.alerts import Alert
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
-from gpuwatch.signals import Entity
+from gpuwatch.signals import Entity, Kind, column_name
 from gpuwatch.snapshot import Snapshot, SourceState
+from gpuwatch.totals import seconds_name
 
 if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
@@ -23,6 +25,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
     pci = daemon.pci_gpus if daemon.config["source"]["kind"] == "nvml" else listed
     refresh: dict[str, float] = {}
     feeders: dict[str, str] = {}
+    counted = {key for key, value in daemon.totals.counters.items() if not math.isnan(value)}
     for ring in daemon.feed.rings.values():
         if not ring.current:
             continue
@@ -30,7 +33,14 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         for column, seconds in ring.windows.refresh_seconds().items():
             refresh[column.name] = max(seconds, refresh.get(column.name, 0.0))
         for column in schema.columns:
+            if column.signal.kind is not Kind.BITS:
+                feeders[column.name] = schema.source
+                continue
             feeders[column.signal.name] = schema.source
+            for _, label in column.signal.bits:
+                name = column_name(column.signal, label)
+                if (column.entity, seconds_name(name)) not in counted:
+                    feeders[seconds_name(name)] = schema.source
     return Snapshot(
         totals=daemon.totals,
         ticks=daemon.ticks,

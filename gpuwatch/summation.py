@@ -134,6 +134,7 @@ class RingWindows:
             Rows(
                 self.schema.duty,
                 self.schema.source,
+                self.period_ns,
                 fresh["late"].astype(np.float64),
                 fresh["read"].astype(np.float64),
                 int(missing.max(initial=0)) if not len(fresh) else self._skipped(tick, fresh),

@@ -32,7 +32,7 @@ class Reads(NamedTuple):
     """The reads of one group, in order."""
 
     times_ns: list[int]
-    cost_ns: list[int]
+    cost_ns: list[int]  # one a read; a drain's stands for all its rows
     rows: list[list[float]]
 
 
@@ -106,15 +106,16 @@ def _read(child: Child, groups: list[Group]) -> dict[str, Reads]:
             now = monotonic_ns()
         child.pulse.words[page.HEARTBEAT] = now
         group = groups[order]
-        cells = group.read()
+        fresh = group.rows(now)
         done = monotonic_ns()
         times, costs, rows = reads[group.name]
-        times.append(now)
+        times += [time_ns for time_ns, _ in fresh]
         costs.append(done - now)
-        rows.append(list(cells))
-        due += group.period_ns
+        rows += [list(cells) for _, cells in fresh]
+        period_ns = group.delivery_ns if group.drain else group.period_ns
+        due += period_ns
         if due <= done:
-            due += ((done - due) // group.period_ns + 1) * group.period_ns
+            due += ((done - due) // period_ns + 1) * period_ns
         heapq.heapreplace(heap, (due, order))
     return reads
 
@@ -168,7 +169,7 @@ def _group(schema: RingSchema, reads: Reads, keep_seconds: float) -> dict[str, A
     rows = keep_seconds * SECOND_NS / schema.period_ns
     return {
         "period_seconds": schema.period_ns / SECOND_NS,
-        "reads": len(reads.rows),
+        "reads": len(reads.cost_ns),
         "read_seconds": [float(np.median(costs)), float(np.percentile(costs, 99))],
         "ring_bytes": int(rows * struct.calcsize(schema.row_format)),
         "columns": columns,

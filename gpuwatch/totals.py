@@ -9,12 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.signals import Column, Entity, Kind, column_name
+from gpuwatch.signals import Column, Entity, Kind, Total, column_name
 from gpuwatch.window import TICK_NS, Floats, Tick, TimeHistogram, Window
 
 TRAILING_TICKS = 60 * SECOND_NS // TICK_NS
@@ -25,6 +26,17 @@ SM_CLOCK_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}'
 DURATION_BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0)
 
 Key = tuple[Entity, str]
+
+
+@lru_cache(maxsize=1024)
+def seconds_name(bit: str) -> str:
+    """Return the column that a driver's count of a bit's time has.
+
+    For `gpu_throttle_active{reason="sync_boost"}` it is
+    `gpu_throttle_seconds_total{reason="sync_boost"}`.
+    """
+    stem, brace, label = bit.partition("{")
+    return f"{stem.removesuffix('_active')}_seconds_total{brace}{label}"
 
 
 class Statistics(NamedTuple):
@@ -162,21 +174,26 @@ class Totals:
     """Everything that grows, by entity and column name; read it, but only `add` changes it.
 
     `bits`: one per reason of a bit set. `lost_clock_ns`: clock withheld while the GPU was busy,
-    as time at the full clock; absent while the clock's limit is not known. `counters`: hardware
-    counters in their unit, since the hardware's own start. `shares`: time histograms, by the
-    histogram's name. `late` by duty, `read` and `missing` by source; `events` by event name.
+    as time at the full clock; absent while the clock's limit is not known. `counters`: in their
+    unit, as their signal's `total` says, NaN before the first value. `uncovered_ns`: time of which
+    a counter does not know what happened, the longest of an entity's counters. `shares`: time
+    histograms, by the histogram's name. `late` by duty, `read` and `missing` by source; `events`
+    by event name.
     """
 
     def __init__(self) -> None:
         self.bits: dict[Key, BitTotal] = {}
         self.lost_clock_ns: dict[Entity, int] = {}
         self.counters: dict[Key, float] = {}
+        self.uncovered_ns: dict[Entity, int] = {}
+        self._totals: dict[Key, Total] = {}
         self.shares: dict[Key, TimeShares] = {}
         self.late: dict[str, Durations] = {}
         self.read: dict[str, Durations] = {}
         self.missing: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.trailing = Trailing()
+        self.bit_seconds: set[Key] = set()  # counters whose increase is in `bits`
         self._bit_prefixes: dict[Entity, tuple[str, ...]] = {}
 
     def attach(self, columns: Iterable[Column]) -> None:
@@ -185,12 +202,15 @@ class Totals:
             entity, signal, label = column
             if signal.kind is Kind.COUNTER:
                 self.counters.setdefault((entity, column.name), math.nan)
+                self._totals[entity, column.name] = signal.total
             elif signal.kind is Kind.BITS:
                 prefix = signal.name + "{"
                 known = self._bit_prefixes.get(entity, ())
                 self._bit_prefixes[entity] = tuple(dict.fromkeys((*known, prefix)))
                 for _, value in signal.bits:
-                    self.bits.setdefault((entity, column_name(signal, value)), BitTotal())
+                    name = column_name(signal, value)
+                    self.bits.setdefault((entity, name), BitTotal())
+                    self.bit_seconds.add((entity, seconds_name(name)))
             if label in signal.statistics:
                 self.trailing.attach(entity, column.name)
             histogram = signal.histogram
@@ -199,16 +219,8 @@ class Totals:
 
     def add(self, tick: Tick) -> None:
         """Take in a closed tick."""
-        for entity, prefixes in self._bit_prefixes.items():
-            for name, window in tick.windows.get(entity, {}).items():
-                if name.startswith(prefixes):
-                    total = self.bits.setdefault((entity, name), BitTotal())
-                    total.active_ns += int(window.integral)
-                    total.events += int(window.increase)
-        for key in self.counters:
-            counter = tick.window(*key)
-            if counter is not None and not math.isnan(counter.last):
-                self.counters[key] = counter.last
+        self._add_counters(tick)
+        self._add_bits(tick)
         for entity, windows in tick.windows.items():
             self._add_lost_clock(tick, entity, windows.get(SM_CLOCK))
         for entity, histograms in tick.histograms.items():
@@ -221,6 +233,37 @@ class Totals:
             self.missing[rows.source] += rows.missing
         self.events.update(event.name for event in tick.events)
         self.trailing.add(tick)
+
+    def _add_counters(self, tick: Tick) -> None:
+        uncovered: dict[Entity, int] = {}
+        for key, kind in self._totals.items():
+            window = tick.window(*key)
+            before = self.counters[key]
+            if window is None:
+                continue
+            if not math.isnan(window.last):
+                since = 0.0 if math.isnan(before) else before
+                hardware = kind is Total.HARDWARE
+                self.counters[key] = window.last if hardware else since + window.increase
+            if kind is Total.COVERED and not math.isnan(self.counters[key]):
+                entity, missed = key[0], tick.end_ns - tick.start_ns - window.covered_ns
+                uncovered[entity] = max(missed, uncovered.get(entity, 0))
+        for entity, missed in uncovered.items():
+            self.uncovered_ns[entity] = self.uncovered_ns.get(entity, 0) + missed
+
+    def _add_bits(self, tick: Tick) -> None:
+        for entity, prefixes in self._bit_prefixes.items():
+            windows = tick.windows.get(entity, {})
+            for name, window in windows.items():
+                if name.startswith(prefixes):
+                    total = self.bits.setdefault((entity, name), BitTotal())
+                    total.events += int(window.increase)
+                    # The driver's own count of the same time is better, where it has one.
+                    driver = seconds_name(name)
+                    if math.isnan(self.counters.get((entity, driver), math.nan)):
+                        total.active_ns += int(window.integral)
+                    elif driver in windows:
+                        total.active_ns += round(windows[driver].increase * SECOND_NS)
 
     def _add_lost_clock(self, tick: Tick, entity: Entity, clock: Window | None) -> None:
         limit = tick.constant(entity, SM_CLOCK_LIMIT)

@@ -87,6 +87,7 @@ class Rows(NamedTuple):
 
     duty: str
     source: str
+    period_ns: int
     late_seconds: Floats
     read_seconds: Floats
     missing: int

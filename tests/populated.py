@@ -109,7 +109,7 @@ def tick(number, count, covered_ns=TICK_NS):
         result.constants.setdefault(column.entity, {})[column.name] = value
     result.windows[SOURCE] = {"source_up": window(number, 1.0)}
     late = np.full(250, 2e-5)
-    result.rows = [Rows("state", "nvml_state", late, late * 2, 1)]
+    result.rows = [Rows("state", "nvml_state", 1_000_000, late, late * 2, 1)]
     result.events = [Event(number * TICK_NS, HOST, "clock_step")]
     return result
 

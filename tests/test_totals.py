@@ -92,7 +92,7 @@ def ticks_of(moments):
             HISTOGRAM: TimeHistogram(tuple(buckets), moment["clock"] * known_ns)
         }
         late = np.array(moment["late"], np.float64)
-        tick.rows = [Rows("state", "nvml_state", late, late, len(late))]
+        tick.rows = [Rows("state", "nvml_state", 1_000_000, late, late, len(late))]
         tick.events = [Event(tick.end_ns, HOST, "clock_step")]
         ticks.append(tick)
     return ticks

@@ -1,0 +1,72 @@
+"""A task: a group of a source with the ring its rows go to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwatch.child import Child
+from gpuwatch.clock import monotonic_ns
+from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
+from gpuwatch.source import Group
+
+
+@dataclass(slots=True)
+class Task:
+    """A group with its ring; `period_ns` is the time between its reads, or drains, now."""
+
+    source: str
+    group: Group
+    writer: RingWriter
+    period_ns: int
+
+    @classmethod
+    def of(cls, source: str, group: Group, writer: RingWriter) -> "Task":
+        """Return the task of a group at its own pace."""
+        return cls(source, group, writer, group.delivery_ns if group.drain else group.period_ns)
+
+    def scale(self, scale: float) -> None:
+        """Read or drain less often."""
+        group = self.group
+        self.period_ns = int((group.delivery_ns if group.drain else group.period_ns) * scale)
+        if group.drain is None:
+            self.writer.set_period(self.period_ns)
+
+    def drain(self, now_ns: int) -> None:
+        """Write what the hardware has sampled by itself since the last time."""
+        rows = self.group.rows(now_ns)
+        read_seconds = (monotonic_ns() - now_ns) * 1e-9
+        for time_ns, cells in rows:
+            self.writer.append(time_ns, 0.0, read_seconds, cells)
+        self.writer.words[W_WATERMARK] = rows[-1][0] if rows else now_ns
+
+
+class Rings:
+    """Makes the rings of one sampler; their files carry its generation."""
+
+    def __init__(self, child: Child, duty: str) -> None:
+        self.keep_seconds = float(child.config["ring"]["seconds"])
+        self._prefix = f"{duty}.{child.generation}"
+        self._duty = duty
+        self._directory = Path(child.settings["ring_directory"])
+        self._made: set[Path] = set()
+
+    def task(self, source: str, group: Group) -> Task:
+        """Return a task with a new ring. Raises OSError if there is no space for it."""
+        schema = RingSchema(
+            name=f"{self._duty}.{group.name}",
+            duty=self._duty,
+            source=source,
+            columns=group.columns,
+            period_ns=group.period_ns,
+            delivery_ns=group.delivery_ns,
+        )
+        path = self._directory / f"{self._prefix}.{group.name}.ring"
+        if path in self._made:  # readers may still want what the group's earlier ring holds
+            path = self._directory / f"{self._prefix}.{group.name}~{len(self._made)}.ring"
+        path.unlink(missing_ok=True)
+        try:
+            writer = RingWriter(path, schema, self.keep_seconds)
+        except OSError as fault:
+            fault.filename = fault.filename or str(self._directory)
+            raise
+        self._made.add(path)
+        return Task.of(source, group, writer)
