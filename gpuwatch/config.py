@@ -89,14 +89,28 @@ class Ring(Section):
     seconds: Annotated[int, Field(ge=10, le=600)] = 60
 
 
-class State(Section):
+class Duty(Section):
+    """What every sampler has."""
+
+    read_deadline_seconds: Annotated[float, Field(ge=0.1, le=60)] = 2.0
+    init_deadline_seconds: Annotated[float, Field(ge=1, le=600)] = 60.0
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.02
+    realtime: bool = False
+
+
+class State(Duty):
     """The duty that reads cached NVML values."""
 
     period_ms: Annotated[float, Field(ge=0.5, le=1000)] = 1.0
     read_deadline_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    init_deadline_seconds: Annotated[float, Field(ge=1, le=600)] = 60.0
     budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.05
     realtime: bool = True
+
+
+class Counters(Duty):
+    """The duty that reads NVML values which the GPU itself must answer."""
+
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.07
 
 
 class Simulated(Section):
@@ -145,6 +159,7 @@ Settings = _tables(
         "ring": Ring,
         "collectors": _table("Collectors", dict.fromkeys(_names, (bool, True))),
         "state": State,
+        "counters": Counters,
         "simulated": Simulated,
         "gpus": Gpus,
         "rules": _tables("Rules", {rule.name: _rule(rule) for rule in RULES}),

@@ -41,6 +41,14 @@ CLOCK = Signal(
     refresh_seconds=0.05,
 )
 UP = Signal("gpu_up", "1 if the GPU answers the driver.", Kind.GAUGE, "", bounds=(0.0, 1.0))
+HUNG = Signal(
+    "gpu_hung",
+    "1 while a call of this sampler to the GPU does not return and the GPU is left alone.",
+    Kind.GAUGE,
+    "",
+    label="duty",
+    bounds=(0.0, 1.0),
+)
 TEMPERATURE = Signal(
     "gpu_temperature_celsius",
     "Temperature of the GPU's core or memory.",
@@ -93,4 +101,5 @@ SLOW_SIGNALS = (
     (POWER, ""),
     (CLOCK, "memory"),
     (UTILIZATION, ""),
+    (HUNG, "state"),
 )

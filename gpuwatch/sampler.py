@@ -27,7 +27,7 @@ from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.ring import W_HEARTBEAT, W_WATERMARK
 from gpuwatch.signals import HOST, Event
-from gpuwatch.source import Context, Group, Opened, Source, constant_to_json
+from gpuwatch.source import Context, Opened, Source, constant_to_json
 from gpuwatch.sources import sources_of
 from gpuwatch.task import Rings, Task
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from gpuwatch.pulse import Pulse
 from gpuwatch.signals import Column, Entity, Event, Signal, checked_name
 
-
 TimedRow = tuple[int, Sequence[float]]  # monotonic nanoseconds, cells
 
 

@@ -9,11 +9,9 @@ The hot calls go straight to the library that pynvml has loaded, with arguments 
 pynvml's own functions allocate on each call.
 """
 
-import contextlib
 import ctypes
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml
@@ -23,9 +21,9 @@ from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.gpu_signals import CLOCK, SLOW_SIGNALS, THROTTLE
-from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event
-from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
-from gpuwatch.topology import numa_node, pci_gpus
+from gpuwatch.roster import Gpu, Roster
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column
+from gpuwatch.source import Context, Findings, Group, Opened
 
 FIELD_SCALES = {  # field id -> what turns its number into base units
     pynvml.NVML_FI_DEV_MEMORY_TEMP: 1.0,
@@ -38,25 +36,6 @@ REASON_CALLS = (  # drivers before 535 have only the second
 TURNS = 8  # slow groups take turns: one GPU a tick, each once in at least so many ticks
 SILENT_NS = 3 * SECOND_NS  # a call that failed this long is left alone...
 PROBE_NS = 60 * SECOND_NS  # ...and tried again this often
-LOST_RETRY_NS = 5 * SECOND_NS
-
-
-@dataclass(slots=True, eq=False)
-class Gpu:
-    """One GPU of the PCI list; `handle` is None while it cannot be used."""
-
-    index: int
-    bus_id: str
-    excluded: bool
-    handle: Any = None
-    labels: dict[str, str] = field(default_factory=dict)
-    constants: list[tuple[Column, float]] = field(default_factory=list)
-    retry_ns: int = 0
-
-    @property
-    def entity(self) -> Entity:
-        """The GPU by its PCI address; the daemon knows its number."""
-        return Entity("gpu", self.bus_id)
 
 
 HotCell = tuple[int, Callable[..., int], tuple[Any, ...], Any, Any, float, int, "Cell"]
@@ -104,7 +83,8 @@ class NvmlState:
 
     def __init__(self) -> None:
         self.findings = Findings()
-        self._gpus: list[Gpu] = []
+        self._roster = Roster(self.findings, tells=True)
+        self._gpus = self._roster.gpus
         self._cells: list[Cell] = []
         self._rows: list[tuple[list[float], list[HotCell]]] = []  # each row with its hot cells
         self._up: dict[Gpu, list[float]] = {}
@@ -113,113 +93,61 @@ class NvmlState:
         self._fatal = ""
 
     def open(self, context: Context) -> Opened:
-        """Load the library and find the GPUs of the PCI bus.
+        """Find the GPUs of the PCI bus and choose how to read each.
 
         Raises SourceUnavailable if there is no driver, no GPU, or library and driver differ.
         """
         self._words = context.pulse.words
-        try:
-            # This touches no GPU; each is attached when its handle is asked for, so a sick one
-            # spoils nothing for the others. With NO_ATTACH no handle is ever found (H200, 580).
-            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-            bus_ids = pci_gpus(context.sysfs) or list(context.known) or nvml.bus_ids()
-        except pynvml.NVMLError as error:
-            raise SourceUnavailable(nvml.advice(error.value)) from error
+        self._roster.open(context)
         # This process has one thread, so there is nobody to release Python's lock for in each call:
         # that would cost more than most calls do.
         self._library = ctypes.PyDLL("libnvidia-ml.so.1", handle=pynvml.nvmlLib._handle)
-        bus_ids = [bus_id for bus_id in bus_ids if context.only in (None, bus_id)]
-        if not bus_ids:
-            raise SourceUnavailable("nvml: no NVIDIA GPU on this host: nothing to sample")
-        context.pulse.set_names(bus_ids)
-        self._gpus = [
-            Gpu(index, bus_id, bus_id in context.excluded) for index, bus_id in enumerate(bus_ids)
-        ]
-        for gpu in self._gpus:
-            gpu.labels = {"pci_bus_id": gpu.bus_id, "numa": numa_node(context.sysfs, gpu.bus_id)}
-            self._words[page.READING] = gpu.index
-            if not gpu.excluded:
-                self._attach(gpu)
-        period = int(context.settings["config"]["state"]["period_ms"] * MILLISECOND_NS)
-        self._groups = (self._fast_group(period), *self._slow_groups(period))
-        self._choose_cells()
-        self._words[page.READING] = page.NOT_READING
+        self._period_ns = int(context.settings["config"]["state"]["period_ms"] * MILLISECOND_NS)
+        self._make_groups()
         return self._opened()
 
     def housekeep(self, now_ns: int) -> Opened | None:
         """Give up on GPUs that are gone, and try lost ones and silent calls again.
 
-        Returns what is there now when a GPU came back: maybe another one in the same place.
-        Raises SourceUnavailable when the driver was unloaded or replaced.
+        Returns what is there now when a GPU came back, maybe another one in the same place, or was
+        plugged in. Raises SourceUnavailable when the driver was unloaded or replaced.
         """
         if self._fatal:
             raise SourceUnavailable(self._fatal)
         lost, self._lost = self._lost, {}
-        returned = False
         for gpu in self._gpus:
             silent = all(cell.probe_ns for cell in self._cells if cell.gpu is gpu)
             if gpu.handle is not None and (gpu in lost or silent):
-                gpu.handle = None
-                gpu.retry_ns = now_ns + LOST_RETRY_NS
                 reason = nvml.reason(lost[gpu]) if gpu in lost else "no call answers"
-                self._tell(gpu, "gpu_lost", reason)
-            elif gpu.handle is None and not gpu.excluded and now_ns >= gpu.retry_ns:
-                self._words[page.READING] = gpu.index
-                if self._attach(gpu) and self._answers(gpu):
-                    self._tell(gpu, "gpu_returned", "")
-                    returned = True
-                self._words[page.READING] = page.NOT_READING
+                self._roster.lose(gpu, reason, now_ns)
+        returned = self._roster.look_again(now_ns, self._answers)
         for cell in self._cells:
             if cell.probe_ns and now_ns >= cell.probe_ns:
                 cell.probe_ns = cell.failing_since_ns = 0
+        if plugged := self._roster.plugged():
+            self._make_groups()
         self._choose_cells()
-        return self._opened() if returned else None
+        return self._opened() if returned or plugged else None
 
     def close(self) -> None:
         """Let go of the driver."""
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        self._roster.close()
+
+    def _make_groups(self) -> None:
+        self._cells.clear()
+        self._rows.clear()
+        self._groups = (self._fast_group(self._period_ns), *self._slow_groups(self._period_ns))
+        self._choose_cells()
+        self._words[page.READING] = page.NOT_READING
 
     def _opened(self) -> Opened:
-        infos = [
-            EntityInfo(gpu.entity, {key: text for key, text in gpu.labels.items() if text})
-            for gpu in self._gpus
-        ]
         constants = [constant for gpu in self._gpus for constant in gpu.constants]
-        return Opened(self._groups, tuple(infos), tuple(constants))
-
-    def _attach(self, gpu: Gpu) -> bool:
-        """Get the GPU's handle and identity; False if it does not answer."""
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.bus_id)
-            with contextlib.suppress(UnicodeDecodeError):
-                gpu.labels["uuid"] = pynvml.nvmlDeviceGetUUID(handle)
-        except pynvml.NVMLError as error:
-            self.findings.errors[f"attach {nvml.reason(error.value)}"] += 1
-            if not gpu.retry_ns:
-                self._tell(gpu, "gpu_unreachable", nvml.reason(error.value))
-            gpu.retry_ns = monotonic_ns() + LOST_RETRY_NS
-            return False
-        gpu.handle = handle
-        for label, query in nvml.IDENTITY:
-            # What a GPU has not is not listed, nor is what it spells in no known characters.
-            with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
-                gpu.labels[label] = str(query(handle))
-        gpu.constants.clear()
-        for signal, label, query in nvml.CONSTANTS:
-            with contextlib.suppress(pynvml.NVMLError):
-                value = query(handle)
-                low, high = signal.bounds or (-math.inf, math.inf)
-                if low <= value <= high:
-                    gpu.constants.append((Column(gpu.entity, signal, label), value))
-        return True
+        return Opened(self._groups, self._roster.infos(), tuple(constants))
 
     def _answers(self, gpu: Gpu) -> bool:
-        """Try each call of a GPU that came back: some give a handle to one that is still lost."""
+        """Try each call of a GPU that came back."""
         for cell in [cell for cell in self._cells if cell.gpu is gpu]:
             if cell.call(gpu.handle, *cell.rest) in nvml.GONE:
-                gpu.handle = None
-                gpu.retry_ns = monotonic_ns() + LOST_RETRY_NS
                 return False
             cell.probe_ns = cell.failing_since_ns = 0
         return True
@@ -246,6 +174,7 @@ class NvmlState:
                 self._add_cell(gpu, row, 3, "nvmlDeviceGetPowerUsage", (), 1e-3)
             self._add_cell(gpu, row, 4, "nvmlDeviceGetClockInfo", (nvml.CLOCK_MEMORY,), 1e6)
             self._add_cell(gpu, row, 5, "nvmlDeviceGetUtilizationRates", (), 1e-2)
+            row[6] = float(gpu.excluded)
             groups.append(
                 Group(
                     f"gpu{gpu.index}",
@@ -359,6 +288,3 @@ class NvmlState:
             self._lost[cell.gpu] = result
         elif now - cell.failing_since_ns > SILENT_NS and not cell.probe_ns:
             cell.probe_ns = now + PROBE_NS
-
-    def _tell(self, gpu: Gpu, name: str, detail: str) -> None:
-        self.findings.events.append(Event(monotonic_ns(), gpu.entity, name, detail))

@@ -183,7 +183,8 @@ class SimulatedState:
         return 1.68e9 + 15e6 * int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu))
 
     def _slow_reader(self, place: int, gpu: int, excluded: bool) -> Callable[[], Sequence[float]]:
-        lost = [0.0] + [UNKNOWN_GAUGE] * (len(SLOW_SIGNALS) - 1)
+        unknown = [UNKNOWN_GAUGE] * (len(SLOW_SIGNALS) - 2)
+        lost = [0.0, *unknown, float(excluded)]
         noise, slot = 0.0, -1
 
         def read() -> Sequence[float]:
@@ -209,6 +210,7 @@ class SimulatedState:
                 power + 8 * noise,
                 CLOCK_MEMORY_MAX,
                 0.99 if busy else 0.62,
+                0.0,
             )
 
         return read
