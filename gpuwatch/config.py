@@ -19,8 +19,8 @@ from gpuwatch.errors import ConfigError, RecordingError
 from gpuwatch.logs import Format, Level
 from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
 from gpuwatch.rules import RULES
+from gpuwatch.scenario import SCENARIOS
 from gpuwatch.sources import SOURCES
-from gpuwatch.sources.simulated import SCENARIOS
 
 KINDS = "nvml, simulated, simulated:SCENARIO, replay:FILE or replay:bundled"
 # sun_path of unix(7), less the longest socket name, less the closing NUL.

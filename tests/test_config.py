@@ -18,7 +18,7 @@ from gpuwatch.address import normalise
 from gpuwatch.config import Settings, load
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules import RULES
-from gpuwatch.sources.simulated import SCENARIOS
+from gpuwatch.scenario import SCENARIOS
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = (ROOT / "config.example.toml").read_text()

@@ -8,19 +8,22 @@ import pytest
 from running import Running, wait_for
 
 from gpuwatch import pulse as page
+from gpuwatch import scenario
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingSchema
 from gpuwatch.rules import RULES
+from gpuwatch.scenario import SCENARIOS, SICK
 from gpuwatch.signals import HOST
 from gpuwatch.source import Context
 from gpuwatch.sources import simulated
-from gpuwatch.sources.simulated import SCENARIOS, SICK, SimulatedState
+from gpuwatch.sources.simulated import SimulatedState
 from gpuwatch.summation import RingWindows, row_dtype
 from gpuwatch.window import TICK_NS, Tick
 
 BASE = 10**15
+POWER_BRAKE = 'gpu_throttle_active{reason="hw_power_brake"}'
 HW_THERMAL = 'gpu_throttle_active{reason="hw_thermal_slowdown"}'
 POWER_CAP = 'gpu_throttle_active{reason="sw_power_cap"}'
 SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
@@ -30,14 +33,15 @@ CORE = 'gpu_temperature_celsius{sensor="core"}'
 class Node:
     """A simulated source read by hand, with time of its own."""
 
-    def __init__(self, monkeypatch, scenario="healthy", **options):
+    def __init__(self, monkeypatch, name="healthy", **options):
         self.now_ns = BASE
-        monkeypatch.setattr(simulated, "monotonic_ns", lambda: self.now_ns)
+        for module in (scenario, simulated):
+            monkeypatch.setattr(module, "monotonic_ns", lambda: self.now_ns)
         self.source = SimulatedState()
         self.pulse = Pulse.create(1)
         settings = {
             "config": {
-                "source": {"kind": "simulated", "scenario": scenario, "file": ""},
+                "source": {"kind": "simulated", "scenario": name, "file": ""},
                 "simulated": {
                     "gpus": options.get("gpus", 4),
                     "fault_after_seconds": options.get("fault_after", 5.0),
@@ -189,6 +193,21 @@ def test_a_thermal_fault_that_stays_becomes_critical(monkeypatch):
     }
 
 
+def test_the_power_brake_halves_the_clock_of_one_gpu(monkeypatch):
+    """The brake is on for the fault's time, on the GPU it strikes, and fires a warning there."""
+    node = Node(monkeypatch, "power-brake", period_ms=20.0)
+    ticks = node.ticks(60)
+    victim = node.gpus[SICK]
+    active = [tick.window(victim, POWER_BRAKE).mean for tick in ticks]
+
+    assert active == [0.0] * 20 + [1.0] * 220
+    assert ticks[25].window(victim, SM_CLOCK).maximum <= 1.98e9 / 2
+    assert {(rule, gpu) for _, rule, gpu in severities(ticks)} >= {("gpu_power_brake", victim)}
+    assert {gpu for _, _, gpu in severities(ticks)} == {victim}
+    for gpu in set(node.gpus) - {victim}:
+        assert all(tick.window(gpu, POWER_BRAKE).maximum == 0 for tick in ticks)
+
+
 def test_a_lost_gpu_is_down_and_nothing_else_is_known_of_it(monkeypatch):
     """gpu_up is 0, every other value is absent, not 0; the siblings are as before."""
     node = Node(monkeypatch, "gpu-lost", gpus=4)
@@ -240,12 +259,12 @@ def test_a_fault_is_told_once_over_all_children(monkeypatch):
     assert ticks[-1].window(node.gpus[SICK], HW_THERMAL).minimum == 1
 
 
-@pytest.mark.parametrize("scenario", ["healthy", "power-capped", "thermal", "gpu-lost"])
-def test_the_same_seed_gives_the_same_values(monkeypatch, scenario):
+@pytest.mark.parametrize("name", ["healthy", "power-capped", "thermal", "gpu-lost"])
+def test_the_same_seed_gives_the_same_values(monkeypatch, name):
     """Values are a function of time and seed, not of how often they were looked at."""
 
     def values(**options):
-        node = Node(monkeypatch, scenario, fault_after=1.0, **options)
+        node = Node(monkeypatch, name, fault_after=1.0, **options)
         return [rows for _, rows in node.rows(3)]
 
     one, two, other = values(), values(), values(seed=2)
@@ -275,7 +294,8 @@ def test_values_are_renewed_as_a_driver_renews_them(monkeypatch):
 
 def test_every_scenario_is_tested_here():
     """A new scenario needs a test of what it does."""
-    assert SCENARIOS == ("healthy", "power-capped", "thermal", "gpu-lost", "gpu-hang")
+    tested = {"healthy", "power-capped", "thermal", "power-brake", "gpu-lost", "gpu-hang"}
+    assert set(SCENARIOS) == tested
 
 
 def up_of(running):

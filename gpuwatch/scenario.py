@@ -1,0 +1,120 @@
+"""The scenario: what a simulated node is and what happens to it, for all that stand in there.
+
+GPUs train in steps of 1.3 s: they compute, then they communicate. The scenario's fault starts some
+seconds after the daemon is ready. Everything is a function of time and seed, so that stand-ins of
+different sources, in different processes, tell one story.
+"""
+
+import os
+import random
+import time
+from dataclasses import dataclass
+
+from gpuwatch import pulse as page
+from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.signals import Entity
+from gpuwatch.source import Context
+
+SCENARIOS = ("healthy", "power-capped", "thermal", "power-brake", "gpu-lost", "gpu-hang")
+FAULTLESS = ("healthy", "power-capped")
+
+SICK = 2  # the GPU that a scenario's fault strikes; the last of a smaller node
+STEP_SECONDS = 1.3
+COMPUTE_SHARE = 0.8  # of a step; the rest is communication
+REFRESH_NS = 100 * MILLISECOND_NS  # of what the driver keeps ready
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A made-up GPU: its number in the node, and its place among those of this process."""
+
+    number: int
+    place: int
+    entity: Entity
+    excluded: bool
+
+
+class Scenario:
+    """One scenario with its GPUs, as the settings of a child say."""
+
+    def __init__(self, context: Context) -> None:
+        config = context.settings["config"]
+        simulated = config["simulated"]
+        self.name = str(config["source"]["scenario"])
+        self.start_ns = context.settings["ready_ns"] + int(
+            simulated["fault_after_seconds"] * SECOND_NS
+        )
+        lasts = int(simulated["fault_seconds"] * SECOND_NS)
+        self.end_ns = self.start_ns + lasts if lasts else 2**63
+        self._sick = min(SICK, simulated["gpus"] - 1)
+        self._seed = simulated["seed"]
+        self._words = context.pulse.words
+        self._supervisor = os.getppid()
+        addresses = [
+            f"{number // 16:04x}:{0x1B + 8 * (number % 16):02x}:00.0"
+            for number in range(simulated["gpus"])
+        ]
+        chosen = [
+            number for number, address in enumerate(addresses) if context.only in (None, address)
+        ]
+        self.gpus = tuple(
+            Gpu(
+                number,
+                place,
+                Entity("gpu", addresses[number]),
+                addresses[number] in context.excluded,
+            )
+            for place, number in enumerate(chosen)
+        )
+
+    def fault(self, now_ns: int) -> str:
+        """Return the scenario's name while its fault is on, else "" (of a faultless one too)."""
+        on = self.name not in FAULTLESS and self.start_ns <= now_ns < self.end_ns
+        return self.name if on else ""
+
+    def fault_of(self, gpu: Gpu, now_ns: int) -> str:
+        """Return what a read of this GPU meets; one that hangs does not return before its end.
+
+        A GPU that is left alone is as good as lost.
+        """
+        if gpu.excluded:
+            return "gpu-lost"
+        fault = self.fault(now_ns) if gpu.number == self._sick else ""
+        if fault == "gpu-hang":
+            self._hang(gpu)
+        return fault
+
+    def phase(self, gpu: Gpu, now_ns: int) -> float:
+        """Return where in its step a GPU is, 0 to 1."""
+        return self._steps(gpu, now_ns) % 1.0
+
+    def busy(self, gpu: Gpu, now_ns: int) -> bool:
+        """Say whether a GPU computes."""
+        return self.phase(gpu, now_ns) <= COMPUTE_SHARE
+
+    def worked(self, gpu: Gpu, now_ns: int) -> tuple[float, float]:
+        """Return seconds of computing and of communication until now: what counters grow by."""
+        whole, part = divmod(self._steps(gpu, now_ns), 1.0)
+        computed = (whole * COMPUTE_SHARE + min(part, COMPUTE_SHARE)) * STEP_SECONDS
+        return computed, (whole + part) * STEP_SECONDS - computed
+
+    def noise(self, gpu: Gpu, slot: int) -> float:
+        """Return the noise of one refresh, -1 to 1."""
+        return random.Random(f"{self._seed} {gpu.number} {slot}").uniform(-1.0, 1.0)  # noqa: S311 - no secret
+
+    def _steps(self, gpu: Gpu, now_ns: int) -> float:
+        return (
+            now_ns / SECOND_NS / STEP_SECONDS + gpu.number * 0.003
+        )  # a job's GPUs nearly together
+
+    def _hang(self, gpu: Gpu) -> None:
+        """Do not return while the fault lasts, as a call to a sick GPU does not.
+
+        A real one could be ended by nobody; this one ends with the supervisor.
+        """
+        self._words[page.READING] = gpu.place
+        while monotonic_ns() < self.end_ns and os.getppid() == self._supervisor:
+            time.sleep(0.05)
+        self._words[page.READING] = page.NOT_READING
+        if os.getppid() != self._supervisor:
+            os._exit(0)
