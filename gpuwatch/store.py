@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwatch.alerts import AlertRow
 
@@ -21,6 +21,8 @@ LOCK_SECONDS = 0.2  # no longer, the daemon's tick waits for it
 # Codes of damage; SQLITE_ERROR is a table or column that should be there.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 ALERT_TYPES = (str, str, str, str, int, str, (float, NoneType), int, str)
+SLOT_TYPES = (str, str, str, str, *[(int, NoneType)] * 3)
+LEASE_TYPES = (str, str, int)
 BROKEN_KEPT = 5  # more broken files than these would fill the disk of a restarting daemon
 
 SCHEMA = f"""
@@ -42,6 +44,43 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
+# Tables that files of this version may lack: they are from before the tables were.
+LATER = """
+CREATE TABLE IF NOT EXISTS inventory (
+    pci_bus_id TEXT PRIMARY KEY,
+    uuid TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    name TEXT NOT NULL,
+    nvlink_links INTEGER,
+    pcie_width INTEGER,
+    pcie_generation INTEGER
+);
+CREATE TABLE IF NOT EXISTS leases (
+    what TEXT PRIMARY KEY,
+    boot_id TEXT NOT NULL,
+    until_boottime_ns INTEGER NOT NULL
+);
+"""
+
+
+class SlotRow(NamedTuple):
+    """What belongs into a PCI slot of this host; None is not known yet."""
+
+    pci_bus_id: str
+    uuid: str
+    serial: str
+    name: str
+    nvlink_links: int | None = None
+    pcie_width: int | None = None
+    pcie_generation: int | None = None
+
+
+class LeaseRow(NamedTuple):
+    """Something left to other tools, until CLOCK_BOOTTIME of that boot reaches the time."""
+
+    what: str
+    boot_id: str
+    until_boottime_ns: int
 
 
 class _Broken(Exception):
@@ -49,9 +88,10 @@ class _Broken(Exception):
 
 
 class Store:
-    """Numbers of GPUs and states of alerts, in the file `path` or (None) in memory alone.
+    """What is known of GPUs, alerts and leases, in the file `path` or (None) in memory alone.
 
-    `fault` is "" or one line: why what is here is not in the file, or what was lost with it.
+    `inventory` and `leases` are read only: what is saved takes their place. `fault` is "" or one
+    line: why what is here is not in the file, or what was lost with it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -59,6 +99,9 @@ class Store:
         self._file: sqlite3.Connection | None = None
         self._numbers: dict[str, int] = {}
         self._alerts: dict[tuple[str, str, str], AlertRow] = {}
+        self.inventory: tuple[SlotRow, ...] = ()
+        self.leases: tuple[LeaseRow, ...] = ()
+        self._adopted = False  # once the file's content is here, the file has nothing else
         self._lost = ""
         self._fault = ""
         self._attempt(())
@@ -73,12 +116,38 @@ class Store:
 
         Addresses not seen before are numbered after all that were.
         """
-        new = sorted(set(pci_bus_ids) - self._numbers.keys(), key=lambda one: (len(one), one))
+        new = _in_bus_order(set(pci_bus_ids) - self._numbers.keys())
         for number, address in enumerate(new, max(self._numbers.values(), default=-1) + 1):
             self._numbers[address] = number
         if new:
             self._attempt(())
         return {address: self._numbers[address] for address in pci_bus_ids}
+
+    def renumber(self, pci_bus_ids: Iterable[str]) -> None:
+        """Give these GPUs numbers in the order of the bus; forget all others, with their alerts."""
+        addresses = {str(number): address for address, number in self._numbers.items()}
+        self._numbers = {one: number for number, one in enumerate(_in_bus_order(pci_bus_ids))}
+        alerts = list(self._alerts.values())
+        self._alerts.clear()
+        for row in alerts:
+            if row.entity_kind.startswith("gpu"):  # gpu 3, gpu_instance 3/1
+                number, slash, part = row.entity_id.partition("/")
+                address = addresses.get(number, "")
+                if address not in self._numbers:
+                    continue
+                row = row._replace(entity_id=f"{self._numbers[address]}{slash}{part}")
+            self._alerts[row[:3]] = row
+        self._attempt(())
+
+    def save_inventory(self, rows: Iterable[SlotRow]) -> None:
+        """Keep these slots, and no others."""
+        self.inventory = tuple(rows)
+        self._attempt(())
+
+    def save_leases(self, rows: Iterable[LeaseRow]) -> None:
+        """Keep these leases, and no others."""
+        self.leases = tuple(rows)
+        self._attempt(())
 
     def save_alerts(self, rows: Sequence[AlertRow]) -> None:
         """Keep these rows in place of earlier ones of the same rule and entity."""
@@ -113,12 +182,16 @@ class Store:
             self._open(path)
         assert self._file is not None
         with self._file as file:
-            file.execute("DELETE FROM gpu_numbers")
-            file.executemany("INSERT INTO gpu_numbers VALUES (?, ?)", self._numbers.items())
-            file.execute("DELETE FROM alerts")
-            file.executemany(
-                "INSERT INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._alerts.values()
-            )
+            for table, rows in (
+                ("gpu_numbers", list(self._numbers.items())),
+                ("alerts", list(self._alerts.values())),
+                ("inventory", self.inventory),
+                ("leases", self.leases),
+            ):
+                file.execute(f"DELETE FROM {table}")  # noqa: S608 - names of our own
+                if rows:
+                    marks = ", ".join("?" * len(rows[0]))
+                    file.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
 
     def _open(self, path: Path) -> None:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -143,6 +216,7 @@ class Store:
             if not tables and not identity:
                 connection.executescript(SCHEMA)
             self._adopt(connection)
+            connection.executescript(LATER)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             self._file = connection
@@ -176,15 +250,43 @@ class Store:
         (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _Broken(f"is damaged ({verdict.splitlines()[-1]})")
-        numbers = file.execute("SELECT pci_bus_id, number FROM gpu_numbers").fetchall()
-        alerts = file.execute(f"SELECT {', '.join(AlertRow._fields)} FROM alerts").fetchall()  # noqa: S608
-        if not (_typed(numbers, (str, int)) and _typed(alerts, ALERT_TYPES)):
-            raise _Broken("is damaged (a value of another type)")
+        numbers = _rows(file, "gpu_numbers", ("pci_bus_id", "number"), (str, int))
+        alerts = _rows(file, "alerts", AlertRow._fields, ALERT_TYPES)
+        later = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
+        slots, leases = (
+            _rows(file, name, kind._fields, types) if name in later else []
+            for name, kind, types in (
+                ("inventory", SlotRow, SLOT_TYPES),
+                ("leases", LeaseRow, LEASE_TYPES),
+            )
+        )
+        if self._adopted:
+            return
+        self._adopted = True
         for address, number in numbers:
             if number not in self._numbers.values():
                 self._numbers.setdefault(address, number)
         for row in alerts:
             self._alerts.setdefault(row[:3], AlertRow(*row))
+        here = {slot.pci_bus_id for slot in self.inventory}
+        self.inventory += tuple(SlotRow(*row) for row in slots if row[0] not in here)
+        held = {lease.what for lease in self.leases}
+        self.leases += tuple(LeaseRow(*row) for row in leases if row[0] not in held)
+
+
+def _in_bus_order(addresses: Iterable[str]) -> list[str]:
+    """Sort PCI addresses; a domain may have more than four digits."""
+    return sorted(addresses, key=lambda one: (len(one), one))
+
+
+def _rows(
+    file: sqlite3.Connection, table: str, columns: Sequence[str], types: tuple[Any, ...]
+) -> list[tuple[Any, ...]]:
+    """Return a table's rows; raises _Broken for a value of another type."""
+    rows = file.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()  # noqa: S608
+    if not _typed(rows, types):
+        raise _Broken("is damaged (a value of another type)")
+    return rows
 
 
 def _typed(rows: Iterable[tuple[Any, ...]], kinds: tuple[Any, ...]) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.alerts import AlertRow
-from gpuwatch.store import APPLICATION_ID, BROKEN_KEPT, VERSION, Store
+from gpuwatch.store import APPLICATION_ID, BROKEN_KEPT, SCHEMA, VERSION, LeaseRow, SlotRow, Store
 
 BUS = ["0000:1b:00.0", "0000:43:00.0", "000f:01:00.0"]
 
@@ -81,6 +81,77 @@ def test_the_latest_row_of_an_alert_survives(path, opened):
         row("0", state="inactive", recording="lost-1.gwr"),
         row("1", value=None),
     ]
+
+
+SLOTS = [
+    SlotRow(BUS[0], "GPU-0", "165", "NVIDIA H200", 18, 16, 5),
+    SlotRow(BUS[1], "GPU-1", "", "NVIDIA H200"),
+]
+LEASE = LeaseRow("gpus", "boot-1", 3600 * 10**9)
+
+
+def test_inventory_and_leases_survive_and_can_be_taken_back(path, opened):
+    """What is saved is there again, whole; what was left out of a later save is not."""
+    store = opened(path)
+    store.save_inventory(SLOTS)
+    store.save_leases([LEASE])
+    store.close()
+    again = opened(path)
+    assert again.inventory == tuple(SLOTS)
+    assert again.leases == (LEASE,)
+    again.save_inventory(SLOTS[1:])
+    again.save_leases([])
+    again.close()
+    last = opened(path)
+    assert (last.inventory, last.leases, last.fault) == ((SLOTS[1],), (), "")
+
+
+def test_a_file_from_before_the_inventory_gains_it(path, opened):
+    """A file of the same version without the later tables keeps its numbers and alerts."""
+    path.parent.mkdir()
+    file = sqlite3.connect(path)
+    file.executescript(SCHEMA)
+    file.execute("INSERT INTO gpu_numbers VALUES (?, 5)", BUS[:1])
+    file.commit()
+    file.close()
+    store = opened(path)
+    assert (store.inventory, store.leases, store.fault) == ((), (), "")
+    assert store.gpu_numbers(BUS[:1]) == {BUS[0]: 5}
+    store.save_inventory(SLOTS)
+    store.close()
+    assert opened(path).inventory == tuple(SLOTS)
+
+
+def test_what_was_taken_back_stays_so_while_the_file_is_locked(path, opened):
+    """A lease that ended while nothing could be written does not come back from the file."""
+    store = opened(path)
+    store.save_leases([LEASE])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store.save_leases([])
+    assert "locked" in store.fault
+    other.execute("ROLLBACK")
+    other.close()
+    store.save_alerts([])
+    assert (store.leases, store.fault) == ((), "")
+    store.close()
+    assert opened(path).leases == ()
+
+
+def test_new_numbers_follow_the_bus_and_take_alerts_along(path, opened):
+    """GPUs that stay are numbered without a gap, with their alerts; those of others are gone."""
+    store = opened(path)
+    store.gpu_numbers([BUS[2]])
+    store.gpu_numbers([BUS[1]])
+    store.gpu_numbers([BUS[0]])
+    host = row("", entity_kind="host", rule="gpu_missing")
+    store.save_alerts([row("0"), row("1"), row("2/1", entity_kind="gpu_instance"), host])
+    store.renumber([BUS[2], BUS[0]])
+    store.close()
+    again = opened(path)
+    assert again.gpu_numbers([BUS[0], BUS[2]]) == {BUS[0]: 0, BUS[2]: 1}
+    expected = [row("1"), row("0/1", entity_kind="gpu_instance"), host]
+    assert sorted(again.load_alerts()) == sorted(expected)
 
 
 def test_memory_alone_needs_no_file(opened):
