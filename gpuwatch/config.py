@@ -6,6 +6,7 @@ defaults are declared here and nowhere else; a rule's defaults come from the rul
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
 from gpuwatch.rules import RULES
 from gpuwatch.scenario import SCENARIOS
 from gpuwatch.sources import SOURCES
+from gpuwatch.xid import catalogue
 
 KINDS = "nvml, simulated, simulated:SCENARIO, replay:FILE or replay:bundled"
 # sun_path of unix(7), less the longest socket name, less the closing NUL.
@@ -36,6 +38,14 @@ def _directory(text: str) -> str:
 def _path(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{text!r} is no path")
+    return text
+
+
+def _catalogue(text: str) -> str:
+    try:
+        catalogue(_path(text))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
     return text
 
 
@@ -113,6 +123,35 @@ class Counters(Duty):
     budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.07
 
 
+class Host(Duty):
+    """The duty that reads the host beside its GPUs, and the kernel log."""
+
+    xid_catalogue: Annotated[str, AfterValidator(_catalogue)] = ""
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class Network(Duty):
+    """The duty that reads RDMA ports and the carrier of interfaces."""
+
+    period_ms: Annotated[float, Field(ge=1, le=1000)] = 10.0
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.03
+    include: list[Pattern] = []
+    exclude: list[Pattern] = []
+    virtual_functions: bool = False
+    interfaces: list[Annotated[str, Field(pattern=r"^[^/\s]{1,15}$")]] = []
+    expected_gbps: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+
+
 class Simulated(Section):
     """The node that `--source simulated` plays."""
 
@@ -160,6 +199,8 @@ Settings = _tables(
         "collectors": _table("Collectors", dict.fromkeys(_names, (bool, True))),
         "state": State,
         "counters": Counters,
+        "host": Host,
+        "network": Network,
         "simulated": Simulated,
         "gpus": Gpus,
         "rules": _tables("Rules", {rule.name: _rule(rule) for rule in RULES}),

@@ -1,9 +1,12 @@
 """What the PCI bus shows, whatever the driver says."""
 
+import itertools
+import re
 from pathlib import Path
 
 NVIDIA = "0x10de"
 DISPLAY_CLASS = "0x03"
+ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")  # a host bridge in /sys/devices
 
 
 def pci_gpus(sysfs: Path) -> list[str]:
@@ -19,6 +22,27 @@ def numa_node(sysfs: Path, bus_id: str) -> str:
     """Return the NUMA node of a device as text, "" where the host has none."""
     node = _text(sysfs / "bus/pci/devices" / bus_id / "numa_node")
     return "" if node == "-1" else node
+
+
+def pci_path(sysfs: Path, bus_id: str) -> tuple[str, ...]:
+    """Return the way to a device from its host bridge on: root, switches, the device itself."""
+    parts = (sysfs / "bus/pci/devices" / bus_id).resolve().parts
+    roots = [index for index, part in enumerate(parts) if ROOT.fullmatch(part)]
+    return parts[roots[0] :] if roots else ()
+
+
+def nearest_gpus(sysfs: Path, bus_id: str) -> list[str]:
+    """Return the GPUs that share the longest way with a device; none that share no bridge."""
+    path = pci_path(sysfs, bus_id)
+    shared = {gpu: _shared(path, pci_path(sysfs, gpu)) for gpu in pci_gpus(sysfs)}
+    longest = max(shared.values(), default=0)
+    return [gpu for gpu, length in shared.items() if length == longest and longest]
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return how many steps two ways have in common from the root on."""
+    pairs = zip(one, other, strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _text(path: Path) -> str:
