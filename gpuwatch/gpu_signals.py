@@ -94,6 +94,24 @@ POWER_LIMIT = Signal(
     bounds=(0.5, 20_000.0),
 )
 
+
+def _active(part: str, text: str) -> Signal:
+    return Signal(
+        f"gpu_{part}_active_ratio",
+        f"{text}, over the time between two samples of the GPU's own, 0.1 s or a little more.",
+        Kind.GAUGE,
+        "ratio",
+        bounds=(0.0, 1.0),
+        statistics=("",),
+        refresh_seconds=0.1,
+    )
+
+
+SM_ACTIVE = _active("sm", "Share of the SMs that were busy")
+TENSOR_ACTIVE = _active("tensor", "Share of time in which tensor cores worked")
+DRAM_ACTIVE = _active("dram", "Share of the memory's bandwidth that was used")
+GRAPHICS_ACTIVE = _active("graphics", "Share of time in which any kernel or graphics ran")
+
 SLOW_SIGNALS = (
     (UP, ""),
     (TEMPERATURE, "core"),

@@ -24,6 +24,8 @@ DRIVER_GONE = frozenset(
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
+# What a GPU, a driver or its library answers of something that it does not have.
+ABSENT = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 ERROR_NAMES = {
     value: name.removeprefix("NVML_ERROR_").lower()
     for name, value in vars(pynvml).items()

@@ -57,6 +57,8 @@ class Roster:
         self._findings = findings
         self._tells = tells
         self._bus: set[str] = set()
+        self._gone: dict[Gpu, int] = {}
+        self._fatal = ""
 
     def open(self, context: Context) -> None:
         """Load the library and attach the GPUs of the PCI bus.
@@ -109,6 +111,28 @@ class Roster:
         if self._tells:
             self._identify(gpu)
         return True
+
+    def failed(self, gpu: Gpu, call: str, result: int) -> None:
+        """Count a call that failed; what it says of GPU and driver is for the next upkeep."""
+        self._findings.errors[f"{call} {nvml.reason(result)}"] += 1
+        if result in nvml.DRIVER_GONE:
+            self._fatal = nvml.advice(result)
+        elif result in nvml.GONE:
+            self._gone[gpu] = result
+
+    def upkeep(self, now_ns: int, answers: Callable[[Gpu], bool]) -> bool:
+        """Give up on GPUs that are gone, try lost ones again, take up new ones.
+
+        Says whether one is back or new. `answers` is that of `look_again`. Raises
+        SourceUnavailable if only a new process can go on.
+        """
+        if self._fatal:
+            raise SourceUnavailable(self._fatal)
+        gone, self._gone = self._gone, {}
+        for gpu, result in gone.items():
+            self.lose(gpu, nvml.reason(result), now_ns)
+        returned = self.look_again(now_ns, answers)
+        return self.plugged() or returned
 
     def lose(self, gpu: Gpu, reason: str, now_ns: int) -> None:
         """Give up on a GPU; it is tried again some seconds later."""
