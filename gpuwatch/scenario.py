@@ -15,12 +15,16 @@ from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.signals import Entity
 from gpuwatch.source import Context
 
-SCENARIOS = ("healthy", "power-capped", "thermal", "power-brake", "gpu-lost", "gpu-hang")
+SCENARIOS = (
+    *("healthy", "power-capped", "thermal", "power-brake"),
+    *("gpu-lost", "gpu-hang", "xid-79", "starved"),
+)
 FAULTLESS = ("healthy", "power-capped")
 
 SICK = 2  # the GPU that a scenario's fault strikes; the last of a smaller node
 STEP_SECONDS = 1.3
 COMPUTE_SHARE = 0.8  # of a step; the rest is communication
+STARVED_NS, WAIT_NS = 3 * SECOND_NS, SECOND_NS  # starved: so long of each such time without work
 REFRESH_NS = 100 * MILLISECOND_NS  # of what the driver keeps ready
 
 
@@ -41,7 +45,7 @@ class Scenario:
         config = context.settings["config"]
         simulated = config["simulated"]
         self.name = str(config["source"]["scenario"])
-        self.start_ns = context.settings["ready_ns"] + int(
+        self.start_ns: int = context.settings["ready_ns"] + int(
             simulated["fault_after_seconds"] * SECOND_NS
         )
         lasts = int(simulated["fault_seconds"] * SECOND_NS)
@@ -54,6 +58,7 @@ class Scenario:
             f"{number // 16:04x}:{0x1B + 8 * (number % 16):02x}:00.0"
             for number in range(simulated["gpus"])
         ]
+        self.sick = Entity("gpu", addresses[self._sick])
         chosen = [
             number for number, address in enumerate(addresses) if context.only in (None, address)
         ]
@@ -75,11 +80,13 @@ class Scenario:
     def fault_of(self, gpu: Gpu, now_ns: int) -> str:
         """Return what a read of this GPU meets; one that hangs does not return before its end.
 
-        A GPU that is left alone is as good as lost.
+        A GPU that is left alone, or has fallen off the bus, is as good as lost.
         """
         if gpu.excluded:
             return "gpu-lost"
         fault = self.fault(now_ns) if gpu.number == self._sick else ""
+        if fault == "xid-79":
+            return "gpu-lost"
         if fault == "gpu-hang":
             self._hang(gpu)
         return fault
@@ -90,7 +97,19 @@ class Scenario:
 
     def busy(self, gpu: Gpu, now_ns: int) -> bool:
         """Say whether a GPU computes."""
-        return self.phase(gpu, now_ns) <= COMPUTE_SHARE
+        return self.phase(gpu, now_ns) <= COMPUTE_SHARE and not self.waits(now_ns)
+
+    def waits(self, now_ns: int) -> bool:
+        """Say whether all GPUs wait for their input."""
+        starved = self.fault(now_ns) == "starved"
+        return starved and (now_ns - self.start_ns) % STARVED_NS < WAIT_NS
+
+    def waited_ns(self, now_ns: int) -> int:
+        """Return for how long the GPUs have waited until now."""
+        if self.name != "starved" or now_ns < self.start_ns:
+            return 0
+        times, rest = divmod(min(now_ns, self.end_ns) - self.start_ns, STARVED_NS)
+        return times * WAIT_NS + min(rest, WAIT_NS)
 
     def worked(self, gpu: Gpu, now_ns: int) -> tuple[float, float]:
         """Return seconds of computing and of communication until now: what counters grow by."""
@@ -103,9 +122,9 @@ class Scenario:
         return random.Random(f"{self._seed} {gpu.number} {slot}").uniform(-1.0, 1.0)  # noqa: S311 - no secret
 
     def _steps(self, gpu: Gpu, now_ns: int) -> float:
-        return (
-            now_ns / SECOND_NS / STEP_SECONDS + gpu.number * 0.003
-        )  # a job's GPUs nearly together
+        worked_ns = now_ns - self.waited_ns(now_ns)
+        # A job's GPUs run nearly together.
+        return worked_ns / SECOND_NS / STEP_SECONDS + gpu.number * 0.003
 
     def _hang(self, gpu: Gpu) -> None:
         """Do not return while the fault lasts, as a call to a sick GPU does not.

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuwatch.source import Source
+from gpuwatch.sources.host import Host
+from gpuwatch.sources.kmsg import Kmsg
 from gpuwatch.sources.nvml_state import NvmlState
 from gpuwatch.sources.simulated import SimulatedState
+from gpuwatch.sources.simulated_host import SimulatedHost, SimulatedKmsg
 
-SOURCES: dict[str, tuple[type[Source], ...]] = {"state": (NvmlState,)}
-SIMULATED: dict[str, tuple[type[Source], ...]] = {"state": (SimulatedState,)}
+SOURCES: dict[str, tuple[type[Source], ...]] = {
+    "state": (NvmlState,),
+    "host": (Host, Kmsg),
+}
+SIMULATED: dict[str, tuple[type[Source], ...]] = {
+    "state": (SimulatedState,),
+    "host": (SimulatedHost, SimulatedKmsg),
+}
 
 
 def sources_of(duty: str, settings: Mapping[str, Any]) -> list[Source]:

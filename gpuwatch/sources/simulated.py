@@ -109,8 +109,8 @@ class SimulatedState:
             if now // REFRESH_NS != slot:
                 slot = now // REFRESH_NS
                 noise = scenario.noise(gpu, slot)
-            busy = scenario.busy(gpu, slot * REFRESH_NS)
-            power = (690.0 if self._capped else 560.0) if busy else 380.0
+            busy, waits = scenario.busy(gpu, slot * REFRESH_NS), scenario.waits(slot * REFRESH_NS)
+            power = (690.0 if self._capped else 560.0) if busy else 150.0 if waits else 380.0
             hot = 30.0 if fault == "thermal" else 0.0
             return (
                 1.0,
@@ -118,7 +118,7 @@ class SimulatedState:
                 64.0 + gpu.number * 0.5 + hot / 2 + round(noise),
                 power + 8 * noise,
                 CLOCK_MEMORY_MAX,
-                0.99 if busy else 0.62,
+                0.99 if busy else 0.0 if waits else 0.62,
                 0.0,
             )
 
