@@ -63,7 +63,8 @@ class Daemon:
         for alert in self.engine.alerts():
             if alert.state == "firing":
                 log.warning("%s still fires, %s: from before this start", alert.rule, alert.entity)
-        self.totals = Totals()
+        self.started_ns = monotonic_ns()
+        self.totals = Totals(self.started_ns)
         self.exposition = Exposition()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.ticks: tuple[Tick, ...] = ()
@@ -78,7 +79,6 @@ class Daemon:
         self.children = {
             duty: ChildState() for duty in ("supervisor", "daemon", *self.config["duties"])
         }
-        self.started_ns = monotonic_ns()
         self._clock_watch = ClockWatch()
         self._upkeep_ns = 0
         self.pci_gpus: int | None = None
@@ -143,6 +143,7 @@ class Daemon:
         if self._rings_seen != self.feed.rings.keys():
             self._rings_seen = set(self.feed.rings)
             self.totals.attach(self.feed.columns)
+        self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:
             self.totals.add(tick)
@@ -176,7 +177,10 @@ class Daemon:
         if self.store.fault != self._store_fault:
             self._store_fault = self.store.fault
             log.warning("state: %s", self._store_fault or "written to disk again")
-        self.pci_gpus = len(pci_gpus(Path(self.config["paths"]["sysfs"])))
+        addresses = pci_gpus(Path(self.config["paths"]["sysfs"]))
+        self.pci_gpus = len(addresses)
+        if self.config["source"]["kind"] == "nvml":
+            self.store.gpu_numbers(addresses)  # in order, before anybody speaks of one alone
         for report in self.supervisor.children:
             duty, pid = report["duty"], report["pid"]
             self.children[duty] = ChildState(

@@ -5,6 +5,7 @@ known: one HELP and TYPE per family, directly before its samples, families witho
 out. The text of a line up to its value is made once and kept.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -16,99 +17,22 @@ from prometheus_client.utils import floatToGoString
 
 from gpuwatch import __version__
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.families import ENTITY_LABELS, FAMILIES, INFOS
 from gpuwatch.page import Line, Page, header, number
 from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
 from gpuwatch.snapshot import Snapshot
 from gpuwatch.source import EntityInfo
-from gpuwatch.totals import Durations, TimeShares, Totals
+from gpuwatch.totals import Durations, EventTotal, TimeShares, Totals
+from gpuwatch.xid import MAIN_CODES
 
 log = logging.getLogger("gpuwatch.exposition")
 
 NAMESPACE = "gpuwatch_"
+KMSG = Entity("source", "kmsg")
 SERIES_LIMIT = 10_000
 KEPT_LINES = 4 * SERIES_LIMIT
 LOGGED_DUPLICATES = 100
 UP_HOLD_NS = 5 * SECOND_NS  # a sampler that is started anew is silent for at most 3 s
-
-# The labels of an entity, by its kind; their values come from its EntityInfo. A kind that is not
-# listed has one label of its own name, the entity's id.
-ENTITY_LABELS = {
-    "gpu": ("gpu", "uuid"),
-    "gpu_instance": ("gpu", "gpu_instance", "uuid"),
-    "rdma_port": ("device", "port"),
-    "host": (),
-}
-# Kinds whose further labels are on a series of their own.
-INFOS = {
-    "gpu": ("gpu_info", "What the GPU is and where it sits; always 1."),
-    "gpu_instance": ("gpu_instance_info", "What the MIG instance is; always 1."),
-    "rdma_port": ("rdma_port_info", "What the RDMA port is and where it sits; always 1."),
-}
-
-# name, type, help of everything that is not a signal declared by a source. What comes first
-# survives when the page is cut off at the limit.
-FAMILIES = (
-    ("build_info", "gauge", "Version of gpuwatch; always 1."),
-    ("series_dropped_total", "counter", "Series left out, in all renderings, beyond the limit."),
-    ("duplicate_series_total", "counter", "Series left out, in all renderings, as given twice."),
-    ("nvml_up", "gauge", "1 if the driver's library answers, 0 if not."),
-    ("gpus_visible", "gauge", "GPUs that answer the driver."),
-    ("gpus_pci", "gauge", "NVIDIA GPUs on the PCI bus."),
-    ("gpus_expected", "gauge", "GPUs that this node should have."),
-    *((name, "gauge", text) for name, text in INFOS.values()),
-    ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
-    ("released", "gauge", "1 while this is left to another tool."),
-    ("alert_firing", "gauge", "1 while the alert fires."),
-    ("alert_transitions_total", "counter", "Changes of alerts into this state since the start."),
-    ("source_up", "gauge", "1 if the source delivered in the newest quarter second."),
-    ("source_age_seconds", "gauge", "Age of the source's newest data."),
-    (
-        "source_read_seconds",
-        "histogram",
-        "How long each read of the source took, fast and slow ones together.",
-    ),
-    ("source_errors_total", "counter", "Failed reads of the source since the daemon's start."),
-    ("source_period_seconds", "gauge", "Planned time between reads of the source."),
-    ("source_period_achieved_seconds", "gauge", "Achieved time between reads of the source."),
-    ("signal_refresh_seconds", "gauge", "How often the hardware renews the signal."),
-    ("signal_source_info", "gauge", "Which source feeds the signal; always 1."),
-    ("sampler_late_seconds", "histogram", "How late the reads of the sampler began."),
-    ("samples_missing_total", "counter", "Planned reads that did not happen since the start."),
-    ("child_restarts_total", "counter", "Starts of this child after it ended or hung."),
-    ("child_stuck", "gauge", "1 if the child sits in a call that does not return."),
-    ("process_cpu_seconds_total", "counter", "CPU time of this child, user and system."),
-    ("recordings_total", "counter", "Recordings completed since the daemon's start."),
-    (
-        "gpu_throttle_seconds_total",
-        "counter",
-        (
-            "Time with this clock event reason active since the daemon's start: by the driver's own"
-            " count where it has one, else by samples (signal_source_info says which)."
-            " Reasons overlap: hw_slowdown includes hw_thermal_slowdown and hw_power_brake."
-        ),
-    ),
-    (
-        "gpu_throttle_events_total",
-        "counter",
-        "How often this clock event reason became active since the daemon's start.",
-    ),
-    (
-        "gpu_lost_clock_seconds_total",
-        "counter",
-        (
-            "Time-integral of 1 - clock/limit of the SM clock while utilization is above 20 %,"
-            " since the daemon's start."
-        ),
-    ),
-    (
-        "gpu_counters_uncovered_seconds_total",
-        "counter",
-        (
-            "Time of which the GPU's byte counters do not know what was moved: not read, or read"
-            " too late to tell how often they wrapped. Since the daemon's start."
-        ),
-    ),
-)
 
 
 class Shown(NamedTuple):
@@ -190,7 +114,8 @@ class Exposition:
         """Return a new line; `fragment` is label text that follows the entity's labels."""
         info = self._infos.get(entity, {})
         labels = ENTITY_LABELS.get(entity.kind, (entity.kind,))
-        values = {entity.kind: entity.id, **info}
+        own = labels[0] if len(labels) == 1 else entity.kind
+        values = {own: entity.id, **info}
         pairs = [f"{label}={quote(values[label])}" for label in labels if values.get(label)]
         text = ",".join([*pairs, fragment] if fragment else pairs)
         family = NAMESPACE + name
@@ -271,6 +196,7 @@ class Exposition:
             for entity in snapshot.ticks[0].windows:
                 window = snapshot.live(entity, "source_up") if entity.kind == "source" else None
                 self._put(page, "source_up", entity, int(window.last) if window else None)
+        self._put_kernel_log(page, snapshot)
         for name, source in snapshot.sources.items():
             entity = Entity("source", name)
             self._put(page, "source_age_seconds", entity, source.age_seconds)
@@ -296,6 +222,24 @@ class Exposition:
             fragment = f"source={quote(feeder)}"
             self._put(page, "signal_source_info", Entity("signal", name), 1, fragment)
         self._put(page, "recordings_total", HOST, snapshot.recordings)
+
+    def _put_kernel_log(self, page: Page, snapshot: Snapshot) -> None:
+        """Put what it told; nothing is not 0 while nobody reads it."""
+        source = snapshot.live(KMSG, "source_up")
+        self._put(page, "kmsg_up", HOST, int(source.last) if source else None)
+        xids = dict(snapshot.totals.xids)
+        if source and source.last:
+            gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
+            for gpu, code in itertools.product(gpus, MAIN_CODES):
+                xids.setdefault((gpu, str(code)), EventTotal())
+        for (gpu, xid), total in xids.items():
+            fragment = f"xid={quote(xid)}"
+            self._put(page, "gpu_xid_errors_total", gpu, total.count, fragment)
+            last = total.last_seconds or None
+            self._put(page, "gpu_xid_last_timestamp_seconds", gpu, last, fragment)
+        for (device, severity), total in snapshot.totals.pcie_errors.items():
+            fragment = f"severity={quote(severity)}"
+            self._put(page, "pcie_errors_total", device, total.count, fragment)
 
     def _show(self, column: Column) -> Shown:
         """Declare the families that the column feeds."""

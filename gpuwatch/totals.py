@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuwatch.clock import SECOND_NS
-from gpuwatch.signals import Column, Entity, Kind, Total, column_name
+from gpuwatch.clock import SECOND_NS, read_clocks
+from gpuwatch.kernel_log import PCIE_ERROR, XID, told
+from gpuwatch.signals import Column, Entity, Event, Kind, Total, column_name
 from gpuwatch.window import TICK_NS, Floats, Tick, TimeHistogram, Window
 
 TRAILING_TICKS = 60 * SECOND_NS // TICK_NS
@@ -170,18 +171,31 @@ class BitTotal:
     events: int = 0
 
 
+@dataclass(slots=True)
+class EventTotal:
+    """How often something was told since the daemon's start, and the wall time of the last."""
+
+    count: int = 0
+    last_seconds: float = 0.0
+
+
 class Totals:
-    """Everything that grows, by entity and column name; read it, but only `add` changes it.
+    """Everything that grows, by entity and column name; only `add` and `note` change it.
 
     `bits`: one per reason of a bit set. `lost_clock_ns`: clock withheld while the GPU was busy,
     as time at the full clock; absent while the clock's limit is not known. `counters`: in their
     unit, as their signal's `total` says, NaN before the first value. `uncovered_ns`: time of which
     a counter does not know what happened, the longest of an entity's counters. `shares`: time
     histograms, by the histogram's name. `late` by duty, `read` and `missing` by source; `events`
-    by event name.
+    by event name. `xids` by code and `pcie_errors` by severity: what the kernel log told.
+
+    Events from before `since_ns`, the daemon's start, are not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, since_ns: int = 0) -> None:
+        self._since_ns = since_ns
+        self.xids: dict[Key, EventTotal] = {}
+        self.pcie_errors: dict[Key, EventTotal] = {}
         self.bits: dict[Key, BitTotal] = {}
         self.lost_clock_ns: dict[Entity, int] = {}
         self.counters: dict[Key, float] = {}
@@ -216,6 +230,18 @@ class Totals:
             histogram = signal.histogram
             if histogram is not None and histogram.label == label:
                 self.shares.setdefault((entity, histogram.name), TimeShares(histogram.bounds))
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Take in what the kernel log told, also what was told to an earlier daemon."""
+        counts = {XID: self.xids, PCIE_ERROR: self.pcie_errors}
+        for event in events:
+            said = told(event.detail) if event.name in counts else None
+            if said is not None:
+                total = counts[event.name].setdefault((event.entity, said.code), EventTotal())
+                if event.time_ns >= self._since_ns:
+                    total.count += said.times
+                last_seconds = read_clocks().wall_ns(event.time_ns) / SECOND_NS
+                total.last_seconds = max(total.last_seconds, last_seconds)
 
     def add(self, tick: Tick) -> None:
         """Take in a closed tick."""
