@@ -1,11 +1,13 @@
 """A training-like job, GPU-bound: one process a GPU, steps replayed from a CUDA graph.
 
     python training_step.py --segments FILE --control SOCKET --classes off,off,10,1 --seconds 200
+    python training_step.py --segments FILE --switch FILE --classes off,off,energy@1,gpm@10
 
 A step is about 12 ms of matmuls, elementwise work and an all-reduce, timed by CUDA events on the
 GPU, so the host's noise is not in the figure. Between segments rank 0 sets the sampling interval
-over the daemon's control socket; each block holds every class once, in random order. The result
-is the slowdown of each class against the first, with its 95 % interval over blocks.
+over the daemon's control socket, or tells `nvml_reads.py --switch` what to read; each block holds
+every class once, in random order. The result is the slowdown of each class against the first, with
+its 95 % interval over blocks.
 """
 
 import argparse
@@ -29,8 +31,14 @@ SEGMENT_STEPS = 32
 SETTLE_STEPS = 6
 
 
-def set_scale(control: Path, scale: float) -> None:
-    request(control, {"command": "interval", "source": "nvml_state", "scale": scale}, 5.0)
+def choose(options: argparse.Namespace, name: str) -> None:
+    """Have the next segment run beside this class of reads."""
+    if options.switch:
+        options.switch.write_text("" if name == "off" else name)
+        return
+    scale = 0.0 if name == "off" else float(name)
+    command = {"command": "interval", "source": options.source, "scale": scale}
+    request(options.control, command, 5.0)
 
 
 def captured_step(rank: int, world: int, size: int) -> torch.cuda.CUDAGraph:
@@ -79,7 +87,6 @@ def worker(rank: int, world: int, options: argparse.Namespace) -> None:
     graph = captured_step(rank, world, options.size)
     segment(graph, 400)  # let clocks and temperature settle
     classes = options.classes.split(",")
-    scales = {"off": 0.0}
     names = [f"{name}#{index}" for index, name in enumerate(classes)]
     order = random.Random(7)  # the same on every rank
     rows = []
@@ -89,9 +96,8 @@ def worker(rank: int, world: int, options: argparse.Namespace) -> None:
     while True:
         order.shuffle(names)
         for name in names:
-            text = name.split("#")[0]
             if rank == 0:
-                set_scale(options.control, scales.get(text) if text in scales else float(text))
+                choose(options, name.split("#")[0])
             if world > 1:
                 dist.barrier()
             segment(graph, SETTLE_STEPS)
@@ -105,7 +111,7 @@ def worker(rank: int, world: int, options: argparse.Namespace) -> None:
             break
     Path(f"{options.segments}.{rank}").write_text(json.dumps(rows))
     if rank == 0:
-        set_scale(options.control, 1.0)
+        choose(options, "off" if options.switch else "1")
     # Taking down a process group whose collectives are in a CUDA graph waits for ever.
     torch.cuda.synchronize()
     sys.stdout.flush()
@@ -141,7 +147,10 @@ def report(rows: list[tuple[int, str, list[float]]]) -> dict[str, dict[str, floa
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--segments", required=True)
-    parser.add_argument("--control", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--control", type=Path)
+    where.add_argument("--switch", type=Path)
+    parser.add_argument("--source", default="nvml_state")
     parser.add_argument("--classes", default="off,off,10,1")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--size", type=int, default=8192)
@@ -150,11 +159,11 @@ def main() -> int:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
     mp.spawn(worker, args=(world, options), nprocs=world)
     for rank in range(world):
-        print(f"rank {rank} of {world}: scale of the period (1 = 1 kHz, off = not read)")
+        print(f"rank {rank} of {world}: scale of the period (1 = as configured), or class@hertz")
         rows = json.loads(Path(f"{options.segments}.{rank}").read_text())
         for name, found in report(rows).items():
             print(
-                f"  {name:8} blocks {found['blocks']:4.0f}  step {found['step_ms']:.3f} ms"
+                f"  {name:20} blocks {found['blocks']:4.0f}  step {found['step_ms']:.3f} ms"
                 f"  p99 {found['p99_ms']:.3f}  slowdown {found['slowdown']:+.3%}"
                 f"  95 % [{found['low']:+.3%}, {found['high']:+.3%}]"
             )
