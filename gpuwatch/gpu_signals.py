@@ -111,6 +111,7 @@ SM_ACTIVE = _active("sm", "Share of the SMs that were busy")
 TENSOR_ACTIVE = _active("tensor", "Share of time in which tensor cores worked")
 DRAM_ACTIVE = _active("dram", "Share of the memory's bandwidth that was used")
 GRAPHICS_ACTIVE = _active("graphics", "Share of time in which any kernel or graphics ran")
+ACTIVE_SIGNALS = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_ACTIVE, GRAPHICS_ACTIVE)
 
 SLOW_SIGNALS = (
     (UP, ""),

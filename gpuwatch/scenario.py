@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.signals import Entity
-from gpuwatch.source import Context
+from gpuwatch.source import Context, EntityInfo
 
 SCENARIOS = (
     *("healthy", "power-capped", "thermal", "power-brake"),
-    *("gpu-lost", "gpu-hang", "xid-79", "starved"),
+    *("gpu-lost", "gpu-hang", "xid-79", "starved", "mig"),
 )
 FAULTLESS = ("healthy", "power-capped")
 
@@ -26,6 +26,9 @@ STEP_SECONDS = 1.3
 COMPUTE_SHARE = 0.8  # of a step; the rest is communication
 STARVED_NS, WAIT_NS = 3 * SECOND_NS, SECOND_NS  # starved: so long of each such time without work
 REFRESH_NS = 100 * MILLISECOND_NS  # of what the driver keeps ready
+# How the GPU of `mig` is divided, and how the fault divides it anew: number, slices, profile.
+DIVIDED = ((1, 3, "3g.71gb"), (2, 3, "3g.71gb"))
+DIVIDED_ANEW = ((7, 1, "1g.18gb"), (8, 1, "1g.18gb"), (9, 2, "2g.35gb"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,23 @@ class Gpu:
     place: int
     entity: Entity
     excluded: bool
+
+    @property
+    def info(self) -> EntityInfo:
+        """What is known of it."""
+        return EntityInfo(
+            self.entity,
+            {
+                "uuid": f"GPU-51300000-0000-4000-8000-{self.number:012x}",
+                "name": "Simulated H200",
+                "pci_bus_id": self.entity.id,
+                "nvml_index": str(self.number),
+                "minor": str(self.number),
+                "serial": f"51300{self.number}",
+                "driver": "simulated",
+                "numa": str(self.number // 4),
+            },
+        )
 
 
 class Scenario:
@@ -90,6 +110,22 @@ class Scenario:
         if fault == "gpu-hang":
             self._hang(gpu)
         return fault
+
+    def instances(self, gpu: Gpu, now_ns: int) -> tuple[EntityInfo, ...]:
+        """Return the MIG instances of a GPU, () of one that is not divided."""
+        if self.name != "mig" or gpu.number != self._sick or gpu.excluded:
+            return ()
+        return tuple(
+            EntityInfo(
+                Entity("gpu_instance", f"{gpu.entity.id}/{number}"),
+                {
+                    "uuid": f"MIG-51300000-0000-4000-8000-{gpu.number:06x}{number:06x}",
+                    "profile": profile,
+                    "slices": str(slices),
+                },
+            )
+            for number, slices, profile in (DIVIDED_ANEW if self.fault(now_ns) else DIVIDED)
+        )
 
     def phase(self, gpu: Gpu, now_ns: int) -> float:
         """Return where in its step a GPU is, 0 to 1."""

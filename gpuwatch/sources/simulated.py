@@ -7,7 +7,7 @@ from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, POWER_LIMIT, SLOW_SIGNALS, THROTTLE
 from gpuwatch.scenario import FAULTLESS, REFRESH_NS, Gpu, Scenario
 from gpuwatch.signals import HOST, UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Event
-from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
+from gpuwatch.source import Context, Findings, Group, Opened
 
 CLOCK_MAX, CLOCK_MEMORY_MAX, POWER_MAX = 1.98e9, 3.201e9, 700.0
 TOLD_AFTER_NS = 2 * SECOND_NS
@@ -62,7 +62,7 @@ class SimulatedState:
                 (Column(gpu.entity, POWER_LIMIT, "enforced"), POWER_MAX),
             )
         )
-        return Opened(tuple(groups), tuple(map(_info, gpus)), constants)
+        return Opened(tuple(groups), tuple(gpu.info for gpu in gpus), constants)
 
     def housekeep(self, now_ns: int) -> None:
         """Tell when the scenario's fault starts."""
@@ -99,6 +99,7 @@ class SimulatedState:
         unknown = [UNKNOWN_GAUGE] * (len(SLOW_SIGNALS) - 2)
         lost = [0.0, *unknown, float(gpu.excluded)]
         noise, slot = 0.0, -1
+        divided = bool(scenario.instances(gpu, 0))  # by MIG: then drivers tell no utilization
 
         def read() -> Sequence[float]:
             nonlocal noise, slot
@@ -118,7 +119,7 @@ class SimulatedState:
                 64.0 + gpu.number * 0.5 + hot / 2 + round(noise),
                 power + 8 * noise,
                 CLOCK_MEMORY_MAX,
-                0.99 if busy else 0.0 if waits else 0.62,
+                UNKNOWN_GAUGE if divided else 0.99 if busy else 0.0 if waits else 0.62,
                 0.0,
             )
 
@@ -128,19 +129,3 @@ class SimulatedState:
 def _capped_clock(gpu: Gpu, now_ns: int) -> float:
     """Return a clock that moves in steps of 15 MHz about every 50 ms, as the driver's does."""
     return 1.68e9 + 15e6 * int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu.number))
-
-
-def _info(gpu: Gpu) -> EntityInfo:
-    return EntityInfo(
-        gpu.entity,
-        {
-            "uuid": f"GPU-51300000-0000-4000-8000-{gpu.number:012x}",
-            "name": "Simulated H200",
-            "pci_bus_id": gpu.entity.id,
-            "nvml_index": str(gpu.number),
-            "minor": str(gpu.number),
-            "serial": f"51300{gpu.number}",
-            "driver": "simulated",
-            "numa": str(gpu.number // 4),
-        },
-    )
