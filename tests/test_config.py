@@ -19,9 +19,12 @@ from gpuwatch.config import Settings, load
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules import RULES
 from gpuwatch.scenario import SCENARIOS
+from gpuwatch.sources import SOURCES
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = (ROOT / "config.example.toml").read_text()
+
+COLLECTORS = ", ".join(source.name for sources in SOURCES.values() for source in sources)
 
 names = st.sampled_from(
     [
@@ -146,7 +149,7 @@ def test_file_changes_defaults_and_flags_change_the_file(write):
         ),
         (
             "[collectors]\nzzz = true",
-            "config.toml:2: [collectors] zzz: unknown key (known: nvml_state)",
+            f"config.toml:2: [collectors] zzz: unknown key (known: {COLLECTORS})",
         ),
         (
             "[rules.gpu_lots]\nlimit = 1.0",
@@ -237,12 +240,12 @@ def test_fault_names_line_key_and_fix(write, text, expected):
 def test_all_faults_are_told_at_once(write):
     """File, flags and source are judged together; a flag's fault names the flag."""
     path = write('[state]\nperiod_ms = 0\n\n[log]\nlevel = 1\ncolour = "red"\n')
-    overrides = {"collectors": {"gpm": True}, "web": {"listen_addresses": ["a:b"]}}
+    overrides = {"collectors": {"zzz": True}, "web": {"listen_addresses": ["a:b"]}}
 
     told = faults(path, overrides, "simulated:fire")
 
     assert sorted(told) == [
-        "--collector.gpm: unknown key (known: nvml_state)",
+        f"--collector.zzz: unknown key (known: {COLLECTORS})",
         "--source: unknown scenario 'fire': " + ", ".join(SCENARIOS),
         "--web.listen-address: 'a:b': the port must be a number from 0 to 65535",
         "config.toml:2: [state] period_ms: must be greater than or equal to 0.5, not 0",

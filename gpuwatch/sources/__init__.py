@@ -7,18 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuwatch.source import Source
+from gpuwatch.sources.gpm import Gpm
 from gpuwatch.sources.host import Host
 from gpuwatch.sources.kmsg import Kmsg
+from gpuwatch.sources.mig import Mig
 from gpuwatch.sources.nvml_state import NvmlState
 from gpuwatch.sources.simulated import SimulatedState
+from gpuwatch.sources.simulated_gpm import SimulatedGpm
 from gpuwatch.sources.simulated_host import SimulatedHost, SimulatedKmsg
+from gpuwatch.sources.simulated_mig import SimulatedMig
 
 SOURCES: dict[str, tuple[type[Source], ...]] = {
     "state": (NvmlState,),
+    "counters": (Gpm, Mig),
     "host": (Host, Kmsg),
 }
 SIMULATED: dict[str, tuple[type[Source], ...]] = {
     "state": (SimulatedState,),
+    "counters": (SimulatedGpm, SimulatedMig),
     "host": (SimulatedHost, SimulatedKmsg),
 }
 
