@@ -39,3 +39,7 @@ class SourceUnavailable(GpuwatchError):
     """
 
     exit_code = UNKNOWN
+
+
+class SourceUnsupported(SourceUnavailable):
+    """This machine has nothing for the source to read; that is no fault, and may change."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from gpuwatch.signals import Kind, Signal, Total
 
-TABLE = Path(__file__).with_name("data") / "rdma_counters.toml"
+DATA = Path(__file__).with_name("data")
+TABLE, NIC_TABLE = DATA / "rdma_counters.toml", DATA / "nic_counters.toml"
 DIRECTIONS = ("received", "transmitted")
 
 
@@ -114,3 +115,50 @@ BURST = Signal(
 )
 
 PORT_GAUGES = (PORT_UP, PORT_ENABLED, RATE, EXPECTED_RATE, WIDTH, READABLE, QUEUE_PAIRS)
+
+CARRIER_CHANGES = Signal(
+    "nic_carrier_changes_total",
+    "Times the interface's carrier came or went, since its driver was loaded.",
+    Kind.COUNTER,
+    "",
+)
+CARRIER_DOWNS = Signal(
+    "nic_carrier_downs_total",
+    "Times the interface's carrier went, since its driver was loaded.",
+    Kind.COUNTER,
+    "",
+)
+
+
+class NicCounter(NamedTuple):
+    """A counter of `data/nic_counters.toml`: its signal, and what drivers call it.
+
+    `patterns` are regular expressions in order of preference; the numbers of all names that match
+    the first one that matches any are added.
+    """
+
+    signal: Signal
+    label: str
+    patterns: tuple[str, ...]
+
+
+def _nic_counters() -> tuple[NicCounter, ...]:
+    with NIC_TABLE.open("rb") as file:
+        table = tomllib.load(file)
+    counters = []
+    for name, row in table.items():
+        signal = Signal(
+            name,
+            row.pop("help"),
+            Kind.COUNTER,
+            row.pop("unit", ""),
+            label=row.pop("label", None),
+            scale=row.pop("factor", 1.0),
+        )
+        for label, patterns in row.items():
+            value = "" if signal.label is None else label
+            counters.append(NicCounter(signal, value, tuple(patterns)))
+    return tuple(counters)
+
+
+NIC_COUNTERS = _nic_counters()

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from gpuwatch.budget import Budget
 from gpuwatch.child import Child, no_room
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
-from gpuwatch.errors import SourceUnavailable
+from gpuwatch.errors import SourceUnavailable, SourceUnsupported
+from gpuwatch.event_log import EventLog
 from gpuwatch.ring import W_HEARTBEAT, W_WATERMARK
 from gpuwatch.signals import HOST, Event
 from gpuwatch.source import Context, Opened, Source, constant_to_json
@@ -34,30 +34,9 @@ from gpuwatch.task import Rings, Task
 CONTROL_PERIOD_NS = 50 * MILLISECOND_NS
 HOUSEKEEPING_NS = SECOND_NS
 BUDGET_PERIOD_NS = 5 * SECOND_NS
-EVENTS_KEPT = 1000
+UNSUPPORTED_NS = 30 * SECOND_NS  # what a source has nothing to read of may come
 REALTIME_PRIORITY = 1
 PR_SET_TIMERSLACK = 29
-
-
-class EventLog:
-    """Events of this child, numbered, kept for a daemon that is restarted."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[int, Event]] = deque(maxlen=EVENTS_KEPT)
-        self.sequence = 0
-
-    def add(self, event: Event) -> None:
-        """Keep an event under the next number."""
-        self.sequence += 1
-        self._events.append((self.sequence, event))
-
-    def after(self, sequence: int) -> list[Message]:
-        """Return kept events with a higher number, as messages."""
-        return [
-            {"event": event.to_json(), "sequence": number}
-            for number, event in self._events
-            if number > sequence
-        ]
 
 
 class Sampler:
@@ -79,17 +58,18 @@ class Sampler:
         self._told: dict[Connection, int] = {}
         self._state_sent: Message = {}
         self._housekept_ns = 0
+        self._sought_ns = 0
         self._budget_ns = 0
         self._cpu_seconds = 0.0
         self._budget = Budget(float(child.config[duty]["budget_ratio"]))
         self._budget_scale = 1.0
 
     def open(self) -> None:
-        """Open the sources. Raises SourceUnavailable if none works."""
+        """Open the sources. Raises SourceUnavailable if none works that could."""
         child = self.child
         child.beat(page.OPENING)
         settings = child.settings
-        context = Context(
+        self._context = Context(
             settings=settings,
             pulse=child.pulse,
             sysfs=Path(child.config["paths"]["sysfs"]),
@@ -98,18 +78,31 @@ class Sampler:
             known=tuple(settings.get("known", ())),
             only=settings.get("only"),
         )
-        faults = []
         for source in self.sources:
-            try:
-                self.opened[source.name] = source.open(context)
-                self.states[source.name] = {"state": "on", "reason": ""}
-            except SourceUnavailable as fault:
-                faults.append(str(fault))
-                self.states[source.name] = {"state": "unavailable", "reason": str(fault)}
-            finally:
-                child.pulse.words[page.READING] = page.NOT_READING
-        if not self.opened:
+            found = self._open(source)
+            state = self.states[source.name]
+            if found is not None:
+                self.opened[source.name] = found
+            elif state["state"] == "unsupported":
+                event = Event(monotonic_ns(), HOST, "source_unsupported", state["reason"])
+                self.events.add(event)
+        states = self.states.values()
+        faults = [state["reason"] for state in states if state["state"] == "unavailable"]
+        if faults and not self.opened:
             raise SourceUnavailable("; ".join(faults))
+
+    def _open(self, source: Source) -> Opened | None:
+        """Open one source and note how it is; return what it found, None if it cannot work."""
+        state, reason, found = "on", "", None
+        try:
+            found = source.open(self._context)
+        except SourceUnavailable as fault:
+            reason = str(fault)
+            state = "unsupported" if isinstance(fault, SourceUnsupported) else "unavailable"
+        finally:
+            self.child.pulse.words[page.READING] = page.NOT_READING
+        self.states[source.name] = {"state": state, "reason": reason}
+        return found
 
     def make_rings(self) -> None:
         """Make the ring files and announce them in the manifest.
@@ -241,6 +234,7 @@ class Sampler:
                     found = source.housekeep(now)
                     if found is not None:
                         self._take_over(source.name, found, now)
+            self._seek(now)
             while self._retired and self._retired[0][0] <= now:
                 self._retired.pop(0)[1].unlink(missing_ok=True)
             self._keep_budget(now)
@@ -250,12 +244,23 @@ class Sampler:
                 self.events.add(event)
         self._tell(server)
 
+    def _seek(self, now: int) -> None:
+        """Try again to open what this machine had nothing of, a device plugged in late, say."""
+        if now - self._sought_ns < UNSUPPORTED_NS:
+            return
+        before, self._sought_ns = self._sought_ns, now
+        for source in self.sources if before else ():
+            if self.states[source.name]["state"] == "unsupported":
+                found = self._open(source)
+                if found is not None:
+                    self._take_over(source.name, found, now)
+
     def _answer(self, connection: Connection, message: Mapping[str, Any]) -> None:
         match message:
             case {"command": "events", "after": int(after)}:
                 self._told[connection] = after
             case {"command": "interval", "source": str(source), "scale": int() | float() as scale}:
-                if source in self.scales and 0 <= scale <= 10_000:
+                if source in self.opened and 0 <= scale <= 10_000:
                     self._set_scale(source, float(scale))
             case {"command": "stop"}:
                 self.child.stopping = True
@@ -283,14 +288,15 @@ class Sampler:
             if connection not in server.connections:
                 del self._told[connection]
                 continue
-            messages = self.events.after(self._told[connection])
-            if text is not self._state_sent or self._told[connection] < 0:
+            told = self._told[connection]
+            messages = self.events.after(told)
+            self._told[connection] = messages[-1]["sequence"] if messages else max(told, 0)
+            if text is not self._state_sent or told < 0:
                 messages.append(text)
             for message in messages:
                 if not connection.send(message):
                     server.drop(connection)
                     break
-            self._told[connection] = self.events.sequence
         self._state_sent = text
 
     def _keep_budget(self, now: int) -> None:

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from gpuwatch.pulse import Pulse
 from gpuwatch.signals import Column, Entity, Event, Signal, checked_name
 
+# States in which nobody means to read a source.
+NOT_PLANNED = ("off", "released", "unsupported")
+
 TimedRow = tuple[int, Sequence[float]]  # monotonic nanoseconds, cells
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
-from gpuwatch.errors import SourceUnavailable
+from gpuwatch.errors import SourceUnsupported
 from gpuwatch.nldev import Link
 from gpuwatch.pace import Pace
 from gpuwatch.rdma_ports import RdmaPort, devices, node_guid, ports_of
@@ -42,7 +42,7 @@ class Rdma:
         self._link: Link | None = None
 
     def open(self, context: Context) -> Opened:
-        """Find the ports. Raises SourceUnavailable if the host has none, or none is wanted."""
+        """Find the ports. Raises SourceUnsupported if the host has none, or none is wanted."""
         self._sysfs = context.sysfs
         self._pulse = context.pulse
         self._only, self._excluded = context.only, context.excluded
@@ -54,7 +54,7 @@ class Rdma:
         for device in devices(self._sysfs):
             self._take(device)
         if not self._readers:
-            raise SourceUnavailable("rdma: no RDMA port on this host: nothing to read")
+            raise SourceUnsupported("rdma: no RDMA port on this host: nothing to read")
         fastest = self._settings["period_ms"]
         periods = [int(ms * MILLISECOND_NS) for ms in BYTES_MS if ms > fastest]
         self._bytes_pace = Pace(
