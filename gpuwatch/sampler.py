@@ -208,9 +208,11 @@ class Sampler:
         return 0
 
     def _plan(self, start: int) -> None:
-        """Make the schedule anew: every group is due within a second."""
+        """Make the schedule anew: what is in it stays due, what is new is due within a second."""
+        planned = {id(task): due for due, _, task in self._schedule if task is not None}
         self._schedule = [
-            (start + task.group.phase_ns, order, task) for order, task in enumerate(self.tasks)
+            (planned.get(id(task), start + task.group.phase_ns), order, task)
+            for order, task in enumerate(self.tasks)
         ]
         self._schedule.append((start + CONTROL_PERIOD_NS, len(self._schedule), None))
         heapq.heapify(self._schedule)
