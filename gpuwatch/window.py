@@ -113,13 +113,17 @@ class Tick:
         """Return a value that does not change while the source is open, None if unknown."""
         return self.constants.get(entity, {}).get(name)
 
-    def busy(self, entity: Entity) -> bool:
-        """Say whether a GPU worked for more than a fifth of the tick; not known is not busy."""
+    def activity(self, entity: Entity) -> float | None:
+        """Return the share of the tick in which a GPU worked, None if it is not known."""
         for name in ACTIVITY:
             window = self.window(entity, name)
             if window is not None and window.covered_ns:
-                return window.mean > BUSY_RATIO
-        return False
+                return window.mean
+        return None
+
+    def busy(self, entity: Entity) -> bool:
+        """Say whether a GPU worked for more than a fifth of the tick; not known is not busy."""
+        return (self.activity(entity) or 0.0) > BUSY_RATIO
 
 
 def put(tick: Tick, entity: Entity, name: str, window: Window) -> None:

@@ -73,7 +73,7 @@ class SimulatedKmsg:
         self._log = KernelLog(catalogue(context.settings["config"]["host"]["xid_catalogue"]))
         # An earlier child has told of a fault that began long before this one.
         self._told = monotonic_ns() - self._scenario.start_ns > TOLD_AFTER_NS
-        zeros = [0.0] * len(KMSG_COLUMNS)
+        zeros = [0] * len(KMSG_COLUMNS)
         return Opened((Group("kmsg", KMSG_COLUMNS, 100 * MILLISECOND_NS, lambda: zeros),))
 
     def housekeep(self, now_ns: int) -> None:
