@@ -16,7 +16,7 @@ import pynvml
 from gpuwatch import nvml
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
-from gpuwatch.errors import SourceUnavailable
+from gpuwatch.errors import SourceUnsupported
 from gpuwatch.gpu_signals import ACTIVE_SIGNALS
 from gpuwatch.mig import CHANGED, Instance, Layout
 from gpuwatch.mig_signals import INSTANCE_ACTIVE_SIGNALS
@@ -124,21 +124,22 @@ class Gpm:
 
     def __init__(self) -> None:
         self.findings = Findings()
-        self._roster = Roster(self.findings, tells=False)
-        self._layout = Layout(self._roster)
-        self._supports: dict[Gpu, bool] = {}
-        self._meters: dict[tuple[Gpu, Instance | None], Meter] = {}
 
     def open(self, context: Context) -> Opened:
         """Find the GPUs and their MIG instances.
 
-        Raises SourceUnavailable if there is no driver, no GPU, or none that has GPM.
+        Raises SourceUnavailable if there is no driver or no GPU, SourceUnsupported if none has GPM.
         """
+        self._roster = Roster(self.findings, tells=False)
         self._roster.open(context)
+        self._layout = Layout(self._roster)
         self._layout.look(monotonic_ns())
+        self._supports: dict[Gpu, bool] = {}
+        self._meters: dict[tuple[Gpu, Instance | None], Meter] = {}
         opened = self._opened()
         if self._supports and not any(self._supports.values()):
-            raise SourceUnavailable("gpm: no GPU here has it: it came with Hopper")
+            self.close()
+            raise SourceUnsupported("gpm: no GPU here has it: it came with Hopper")
         return opened
 
     def housekeep(self, now_ns: int) -> Opened | None:
