@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from gpuwatch.clock import SECOND_NS, read_clocks
-from gpuwatch.rule import Rule, Severity, View
+from gpuwatch.rule import Rule, Severity, Verdict, View
 from gpuwatch.signals import HOST, Entity, Event
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Alert:
     """A rule's answer for one entity.
 
     `value` is the latest one judged, None before the first. `since_ns` is when the present state
-    began, on the monotonic clock; negative if it is older than the machine's start.
+    began, on the monotonic clock; negative if it is older than the machine's start. `verdict` is
+    what should become of the node while it fires.
     """
 
     rule: str
@@ -42,6 +43,7 @@ class Alert:
     recording: str = ""
     next_step: str = ""
     detail: str = ""
+    verdict: Verdict = "ok"
 
 
 class AlertRow(NamedTuple):
@@ -168,6 +170,7 @@ class AlertEngine:
         self._store = store
         self._boot_id = boot_id
         self._watches: dict[tuple[str, Entity], _Watch] = {}
+        self._siblings: dict[str, list[View]] = {rule.name: [] for rule in self.rules}
         self._entities: set[Entity] = set()
         self._events: list[Event] = []
         self.know(HOST, 0)
@@ -181,16 +184,20 @@ class AlertEngine:
         self._entities.add(entity)
         for rule in self.rules:
             if rule.per == entity.kind:
-                watch = _Watch(rule, entity, View(rule, entity), now_ns)
+                view = View(rule, entity, self._siblings[rule.name])
+                watch = _Watch(rule, entity, view, now_ns)
                 self._watches[rule.name, entity] = watch
 
     def judge(self, tick: "Tick") -> list[Event]:
         """Judge a tick; return what was detected and which alerts changed."""
-        for entity in tick.windows:
+        for entity in (*tick.windows, *_told_of(tick)):
             self.know(entity, tick.end_ns)
         changed = []
         for watch in self._watches.values():
             watch.view.look(tick)
+            if watch.rule.measure:
+                watch.view.measured = watch.rule.measure(watch.view)
+        for watch in self._watches.values():
             if watch.detected(tick):
                 self.detections[watch.rule.name] += 1
                 self._tell(watch, "detected", tick.end_ns)
@@ -217,6 +224,7 @@ class AlertEngine:
                 recording=watch.recording,
                 next_step=watch.rule.next_step,
                 detail=watch.detail,
+                verdict=watch.rule.advice(watch.value if watch.judged is None else watch.judged),
             )
             for watch in self._watches.values()
         ]
@@ -252,6 +260,12 @@ class AlertEngine:
         changed = [*found, *(watch for watch in gone if watch not in found)]
         self._save(changed)
         return len(changed)
+
+    def drop_pending(self) -> None:
+        """End what is pending and cannot be judged: what it is about was left to another tool."""
+        for watch in self._watches.values():
+            if watch.state == "pending" and not watch.known:
+                watch.state = "inactive"
 
     def set_recording(self, rule: str, entity: Entity, recording: str) -> None:
         """Name the recording that shows the alert; it stays until there is a newer one."""
@@ -320,6 +334,12 @@ class AlertEngine:
                 for watch in watches
             ]
         )
+
+
+def _told_of(tick: "Tick") -> set[Entity]:
+    """Return what only events may speak of: a GPU that left the bus, a device without samples."""
+    kinds = ("gpu", "pci_device")
+    return {event.entity for event in tick.events if event.entity.kind in kinds}
 
 
 def configured(

@@ -5,17 +5,19 @@ numpy: the config takes its defaults from the rules.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.signals import Entity
+from gpuwatch.signals import Entity, Event
 
 if TYPE_CHECKING:
     from gpuwatch.window import Tick, Window
 
 Severity = Literal["critical", "warning", "info"]
+Verdict = Literal["ok", "watch", "drain", "reset", "reboot"]
+BY_SEVERITY: Mapping[Severity, Verdict] = {"critical": "drain", "warning": "watch", "info": "ok"}
 
 BUSY_REACH_NS = 3600 * SECOND_NS  # busy time older than this is no longer judged
 BILLION = 10**9
@@ -31,6 +33,10 @@ class Rule:
     alone is judged. `detect` says whether the tick shows the thing at all: an event, no alert.
     `record` asks for a recording when it is detected or fires. Once firing, an alert stays so for
     `hold_seconds`; a sticky one until it was acknowledged or the machine booted, too.
+    `measure` is what entities of the kind are compared by: it is taken of all of them, as their
+    views' `measured`, before any is judged.
+    `verdict` is what should become of the node while the rule fires, where its severity does not
+    say it; a mapping goes by the value that was judged.
     `help` is the meaning and `next_step` the operator's next step, a sentence each.
     """
 
@@ -47,8 +53,17 @@ class Rule:
     hold_seconds: float = 120.0
     sticky: bool = False
     show: "Callable[[View], float | None] | None" = None
+    measure: "Callable[[View], Any] | None" = None
     detect: "Callable[[View], bool] | None" = None
     record: bool = False
+    verdict: "Verdict | Mapping[float, Verdict] | None" = None
+
+    def advice(self, value: float | None) -> Verdict:
+        """Return what should become of the node while the rule fires with this value."""
+        found = self.verdict
+        if isinstance(found, Mapping):
+            found = None if value is None else found.get(value)
+        return found or BY_SEVERITY[self.severity]
 
     def breached(self, value: float) -> bool:
         """Say whether a judged value is beyond the limit."""
@@ -91,16 +106,29 @@ class View:
     """What a judge sees: one entity at one tick, and sums over the rule's window.
 
     `share`, `busy_share`, `mean` and `rise` take the tick in when called: a judge calls the same
-    ones, once each, at every tick. They are None while the entity does not have the column.
+    ones, once each, at every tick. They are None while the entity does not have the column. `part`,
+    `lasting` and `told` do so too, for what no column has.
+    `siblings` are the views of all entities of the kind under the same rule, this one too, and
+    `measured` what the rule's `measure` said of this entity in this tick.
     """
 
     tick: "Tick"
 
-    def __init__(self, rule: Rule, entity: Entity) -> None:
+    def __init__(self, rule: Rule, entity: Entity, siblings: "list[View] | None" = None) -> None:
         self.entity = entity
+        self.siblings = [] if siblings is None else siblings
+        self.siblings.append(self)
+        self.measured: Any = None
         self.judged_ns = 0  # data time with an answer, as the engine counts it
         self._window_ns = round(rule.window_seconds * SECOND_NS)
         self._sums: dict[tuple[str, str], _Sum] = {}
+        self._since_ns: dict[str, int] = {}
+        self._told: dict[str, deque[tuple[int, int]]] = {}
+
+    @property
+    def window_seconds(self) -> float:
+        """What the sums run over."""
+        return self._window_ns / SECOND_NS
 
     def look(self, tick: "Tick") -> None:
         """Turn to the next tick; a window is never shorter than one."""
@@ -110,6 +138,11 @@ class View:
     def window(self, name: str) -> "Window | None":
         """Return the entity's column in this tick, None if it has no such column now."""
         return self.tick.window(self.entity, name)
+
+    def columns(self, signal: str) -> list[str]:
+        """Return the names of the entity's columns of a signal, one for each label value."""
+        start = signal + "{"
+        return [name for name in self.tick.windows.get(self.entity, {}) if name.startswith(start)]
 
     def constant(self, name: str) -> float | None:
         """Return a value that does not change while its source is open, None if unknown."""
@@ -136,10 +169,16 @@ class View:
         Uncovered time is not active.
         """
         window = self.window(name)
+        return self.part(name, round(window.integral) if window else None)
+
+    def part(self, name: str, active_ns: int | None) -> float | None:
+        """Return the share of the whole window that the ticks' `active_ns` make.
+
+        For time that no column has alone; None is a tick of which nothing is known.
+        """
         total = self._sum("share", name, self._window_ns)
-        active_ns = round(window.integral) if window else 0
-        total.push(self.tick.end_ns, active_ns, active_ns)
-        return total.value / self._window_ns if window else None
+        total.push(self.tick.end_ns, active_ns or 0, active_ns or 0)
+        return None if active_ns is None else total.value / self._window_ns
 
     def busy_share(self, name: str) -> float | None:
         """Return the active time of a 0/1 column over the latest busy time within an hour.
@@ -162,19 +201,47 @@ class View:
             total.push(self.tick.end_ns, 0, 0)
         return total.value / total.counted_ns if window and total.counted_ns else None
 
-    def rise(self, name: str) -> float | None:
-        """Return a counter's increase over the window, in its unit; None while it is not known.
+    def rise(self, *names: str) -> float | None:
+        """Return the increase of a counter, or of several together, over the window, in its unit.
 
-        What it counted before it was first read is no increase, nor is a reset.
+        None while none is known. What was counted before the first read is no increase, nor is a
+        reset.
         """
-        window = self.window(name)
-        total = self._sum("rise", name, self._window_ns)
-        if window:
-            billionths = round(window.increase * BILLION)
-            total.push(self.tick.end_ns, window.covered_ns, billionths)
-        else:
-            total.push(self.tick.end_ns, 0, 0)
-        return total.value / BILLION if window and total.counted_ns else None
+        windows = [window for name in names if (window := self.window(name))]
+        total = self._sum("rise", names[0], self._window_ns)
+        billionths = round(sum(window.increase for window in windows) * BILLION)
+        covered_ns = max((window.covered_ns for window in windows), default=0)
+        total.push(self.tick.end_ns, covered_ns, billionths)
+        return total.value / BILLION if windows and total.counted_ns else None
+
+    def lasting(self, what: str, holds: bool) -> int:
+        """Return for how long something holds already, to the tick's end; 0 if it does not."""
+        if not holds:
+            self._since_ns.pop(what, None)
+            return 0
+        tick = self.tick
+        since_ns = min(self._since_ns.get(what, tick.start_ns), tick.start_ns)
+        self._since_ns[what] = since_ns
+        return tick.end_ns - since_ns
+
+    def told(self, name: str, times: Callable[[Event], int]) -> Sequence[tuple[int, int]]:
+        """Return when and how often the entity's events of a name were told in the window.
+
+        `times` says how many such things an event tells of, 0 to leave it out.
+        """
+        end_ns = self.tick.end_ns
+        oldest_ns = end_ns - self._window_ns
+        rows = self._told.setdefault(name, deque())
+        while rows and rows[-1][0] > end_ns:  # data time went back
+            rows.pop()
+        for event in self.tick.events:
+            if event.entity == self.entity and event.name == name and event.time_ns > oldest_ns:
+                count = times(event)
+                if count:
+                    rows.append((min(event.time_ns, end_ns), count))
+        while rows and rows[0][0] <= oldest_ns:
+            rows.popleft()
+        return rows
 
     def _sum(self, method: str, name: str, reach_ns: int) -> _Sum:
         total = self._sums.get((method, name))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from ticks import GPU, tick, window
+from ticks import GPU, Rise, node, tick, window
 
 from gpuwatch.alerts import TRANSITIONS, AlertEngine
 from gpuwatch.clock import SECOND_NS, monotonic_ns
@@ -400,6 +400,40 @@ def test_rise_is_unknown_while_the_counter_is():
         view.look(counted(index * TICK_NS, increase, covered_ns))
         rises.append(view.rise("errors_total"))
     assert rises == [None, None, 5.0, 5.0, None, 5.0, None]
+
+
+def test_rise_adds_several_counters_up():
+    """Those that are not known add nothing; None is known if none of them is."""
+    view = View(make_rule(window_seconds=1.0), GPU)
+    rises = []
+    for index, columns in enumerate([{}, {"a": Rise(1.0)}, {"a": Rise(1.0), "b": Rise(2.5)}, {}]):
+        view.look(tick(index * TICK_NS, columns))
+        rises.append(view.rise("a", "b"))
+    assert rises == [None, 1.0, 4.5, None]
+
+
+def test_columns_of_a_signal_are_found_by_its_name():
+    """Every label value of the signal, and no signal whose name only begins alike."""
+    view = View(make_rule(), GPU)
+    view.look(tick(0, {'a{x="1"}': 1.0, 'a{x="2"}': None, 'a_b{x="1"}': 1.0, "a": 1.0}))
+    assert view.columns("a") == ['a{x="1"}', 'a{x="2"}']
+    view.look(tick(TICK_NS, None))
+    assert view.columns("a") == []
+
+
+def test_siblings_are_measured_in_the_same_tick_before_any_is_judged():
+    """Each GPU sees what all others measure now, also one that has just come or has gone."""
+    seen = []
+
+    def judge(view):
+        seen.append([other.measured for other in view.siblings])
+
+    engine = engine_of(make_rule(measure=lambda view: view.highest("level"), judge=judge))
+    other = Entity("gpu", "1")
+    engine.judge(node(0, {GPU: {"level": 1.0}}))
+    engine.judge(node(TICK_NS, {GPU: {"level": 2.0}, other: {"level": 3.0}}))
+    engine.judge(node(2 * TICK_NS, {other: {"level": 4.0}}))
+    assert seen == [[1.0], [2.0, 3.0], [2.0, 3.0], [None, 4.0], [None, 4.0]]
 
 
 def test_busy_share_is_of_the_latest_busy_time():

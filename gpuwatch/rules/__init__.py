@@ -1,6 +1,13 @@
 """The rules. To add one: write it into the tuple of its file."""
 
 from gpuwatch.rule import Rule
-from gpuwatch.rules import gpu, health
+from gpuwatch.rules import gpu, gpu_health, health, host, kernel_log, work
 
-RULES: tuple[Rule, ...] = (*gpu.RULES, *health.RULES)
+RULES: tuple[Rule, ...] = (
+    *gpu.RULES,
+    *gpu_health.RULES,
+    *health.RULES,
+    *host.RULES,
+    *kernel_log.RULES,
+    *work.RULES,
+)

@@ -20,4 +20,15 @@ RULES = (
         at_most=True,
         for_seconds=900,
     ),
+    Rule(
+        name="sampler_late",
+        severity="info",
+        per="source",
+        help="For 10 minutes 1 % of a source's reads came late by more than 10 of its periods.",
+        next_step="Look for a host without spare CPU time, or raise the sampler's period.",
+        judge=lambda view: view.mean("source_late_ratio"),
+        limit=0.01,
+        window_seconds=600,
+        for_seconds=600,
+    ),
 )
