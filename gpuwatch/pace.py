@@ -37,7 +37,7 @@ class Pace:
             return ""
         self._looked_ns, self._costs = now_ns, []
         mean = sum(costs) / len(costs)
-        late = sorted(costs)[len(costs) * 99 // 100]
+        late = sorted(costs)[(len(costs) * 99 - 1) // 100]
         before = self.period_ns
         self.period_ns = self._chosen(mean, late)
         if self.period_ns == before:

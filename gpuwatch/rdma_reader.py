@@ -169,6 +169,8 @@ class RdmaReader:
                 cell.close()
                 self._errors[name_of(fault)] += 1
                 self._fail(1, fault)
+                if not self.alive:
+                    return
         if len(answers) > 1:
             pairs = dict(zip(self._tables[1].names, answers[1], strict=True))
             self._gauges[PAIRS] = pairs.get("qp", UNKNOWN_GAUGE)
