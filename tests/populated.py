@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuwatch import gpu_signals as signals
+from gpuwatch import mig_signals
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.rules import RULES
 from gpuwatch.signals import HOST, Column, Entity, Event, column_name
@@ -23,6 +24,22 @@ VALUES = {
     'gpu_temperature_celsius{sensor="memory"}': 70.0,
     "gpu_power_watts": 512.25,
     "gpu_utilization_ratio": 0.75,
+    'gpu_hung{duty="state"}': 0.0,
+    "gpu_sm_active_ratio": 0.875,
+    "gpu_tensor_active_ratio": 0.5,
+    "gpu_dram_active_ratio": 0.375,
+    "gpu_graphics_active_ratio": 1.0,
+    'gpu_mig_enabled{setting="current"}': 1.0,
+    'gpu_mig_enabled{setting="pending"}': 0.0,
+}
+INSTANCE_VALUES = {
+    "gpu_instance_sm_active_ratio": 0.5,
+    "gpu_instance_tensor_active_ratio": 0.25,
+    "gpu_instance_dram_active_ratio": 0.125,
+    "gpu_instance_graphics_active_ratio": 0.75,
+    "gpu_instance_memory_used_bytes": 2**34,
+    "gpu_instance_memory_free_bytes": 2**35,
+    "gpu_instance_memory_size_bytes": 3 * 2**34,
 }
 
 
@@ -48,8 +65,16 @@ def gpus(count):
     return [Entity("gpu", str(index)) for index in range(count)]
 
 
+def instance(count):
+    """Return the MIG instance of the last GPU."""
+    return Entity("gpu_instance", f"{count - 1}/1")
+
+
 def infos(count):
-    """Return what is known of that many GPUs."""
+    """Return what is known of that many GPUs, and of the MIG instance."""
+    gpu, _, number = instance(count).id.partition("/")
+    labels = {"uuid": "MIG-0000-1", "profile": "3g.71gb", "slices": "3"}
+    divided = EntityInfo(instance(count), {"gpu": gpu, "gpu_instance": number, **labels})
     return [
         EntityInfo(
             gpu,
@@ -68,13 +93,18 @@ def infos(count):
             },
         )
         for gpu in gpus(count)
-    ]
+    ] + [divided]
 
 
 def columns(count):
-    """Return the columns that the state sampler's rings have."""
+    """Return the columns that the rings have."""
     declared = [(signals.THROTTLE, ""), (signals.CLOCK, "sm"), *signals.SLOW_SIGNALS]
-    return [Column(gpu, *one) for gpu in gpus(count) for one in declared]
+    declared += [(signal, "") for signal in signals.ACTIVE_SIGNALS]
+    declared += [(mig_signals.MIG_ENABLED, setting) for setting in ("current", "pending")]
+    parts = mig_signals.INSTANCE_ACTIVE_SIGNALS + mig_signals.INSTANCE_MEMORY_SIGNALS
+    return [Column(gpu, *one) for gpu in gpus(count) for one in declared] + [
+        Column(instance(count), signal) for signal in parts
+    ]
 
 
 def constants(count):
@@ -105,6 +135,9 @@ def tick(number, count, covered_ns=TICK_NS):
         result.histograms[gpu] = {
             "gpu_clock_share_hertz": TimeHistogram(tuple(buckets), 1.5e9 * covered_ns)
         }
+    result.windows[instance(count)] = {
+        name: window(number, value, covered_ns) for name, value in INSTANCE_VALUES.items()
+    }
     for column, value in constants(count):
         result.constants.setdefault(column.entity, {})[column.name] = value
     result.windows[SOURCE] = {"source_up": window(number, 1.0)}
@@ -148,7 +181,7 @@ def snapshot(count=8):
 
 def later(snapshot_, number, covered_ns=TICK_NS):
     """Return the snapshot one tick on; `number` is the new tick's."""
-    count = len(snapshot_.entities)
+    count = sum(info.entity.kind == "gpu" for info in snapshot_.entities)
     new = tick(number, count, covered_ns)
     snapshot_.totals.add(new)
     return replace(snapshot_, ticks=(new, snapshot_.ticks[0]))
