@@ -1,107 +1,28 @@
-"""The fake NVML itself: what it answers, how it fails, and that no script breaks it."""
+"""The fake NVML itself: what it answers when, how it fails, and how it is opened."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_nvml import (
-    FUNCTIONS,
-    RETURNS,
-    Script,
-    UnknownFunctionError,
-    build,
-    environment,
-    load,
-)
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-DATA = Path(__file__).parent / "data" / "fake_nvml"
-
-# What each child program starts with; `say` hands a result to the test.
-PREAMBLE = """
-import json, os, select, signal, sys, time
-import pynvml as n
-
-def say(*results):
-    print(json.dumps(results), flush=True)
-
-def code(call, *args):
-    "The name of the error that a call gives, or its result."
-    try:
-        return call(*args)
-    except n.NVMLError as error:
-        return type(error).__name__.removeprefix("NVMLError_")
-
-def handles():
-    return [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
-
-def temperature(handle):
-    return code(n.nvmlDeviceGetTemperature, handle, 0)
-"""
+from fake_nvml import FUNCTIONS, Script
+from fake_nvml.child import Child, compiled, run
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the fake, with the flags in FAKE_NVML_CFLAGS (a sanitizer, say) besides its own."""
-    flags = os.environ.get("FAKE_NVML_CFLAGS", "").split()
-    return build(tmp_path_factory.mktemp("fake_nvml"), *flags)
-
-
-class Child:
-    """A Python program that talks to the fake and prints JSON lines."""
-
-    def __init__(self, library: Path, script: Path, program: str, **popen: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + program],
-            env=environment(script, library),
-            stdout=subprocess.PIPE,
-            text=True,
-            **popen,
-        )
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def hear(self) -> Any:
-        """Wait for the next results that the program says."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the child ended with {self.process.wait()}"
-        return json.loads(line)
+    """Build the fake once."""
+    return compiled(tmp_path_factory.mktemp("fake_nvml"))
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """Where the script of a test lies."""
     return tmp_path / "script"
-
-
-def run(library: Path, script: Path, program: str) -> list[Any]:
-    """All results of a program that ends well."""
-    output = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program],
-        env=environment(script, library),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-    return [json.loads(line) for line in output.splitlines()]
 
 
 def test_defaults(library: Path, script: Path) -> None:
@@ -128,7 +49,7 @@ one, two = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemo
 say(one.total - one.free - one.used, two.total - two.free - two.used - two.reserved)
 say(n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetComputeRunningProcesses(h))
 say(n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetTotalEnergyConsumption(h) >= 5_000_000_000)
-fields = n.nvmlDeviceGetFieldValues(h, [186, 82, 74, 269, 1])
+fields = n.nvmlDeviceGetFieldValues(h, [186, 82, 74, 269, 60])
 say([[f.nvmlReturn, f.value.ullVal] for f in fields], fields[0].timestamp > 0)
 """,
     )
@@ -577,220 +498,6 @@ say(temperature(h))
         child.process.stdin.write("go\n")
         child.process.stdin.flush()
         assert child.hear() == [10]
-
-
-DEVICE = "device GPU-0 00000000:1B:00.0 0 NVIDIA H100 80GB HBM3"
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("nonsense", "unknown kind of line"),
-        ("epoch -1", "bad epoch"),
-        ("device GPU-0", "device needs UUID PCI MINOR NAME, not too long"),
-        ("device GPU-0 00000000:1B 0 NVIDIA", "bad PCI address"),
-        ("device GPU-0 00000000:1B:00.0 x NVIDIA", "bad minor number"),
-        ("step", "bad start"),
-        ("step 99999999999999999999 any 0 0 0 0 -1 -1", "bad start"),
-        ("step 0 nvmlFoo 0 0 0 0 -1 -1", "unknown function"),
-        ("step 0 any 1 0 0 0 -1 -1", "no such device"),
-        ("step 0 any 0 1000 0 0 -1 -1", "bad return code"),
-        ("step 0 any 0 -1 0 0 -1 -1", "bad signal"),
-        ("step 0 any 0 0 0 -2 -1 -1", "bad delay"),
-        ("step 0 any 0 0 0 0 x -1", "bad number of times"),
-        ("step 0 any 0 0 0 0 -1", "bad span"),
-        ("step 0 any 0 0 0 0 -1 -1 1 2 -3", "bad value"),
-        ("step 0 any 0 0 0 0 -1 -1 \0", "NUL byte"),
-    ],
-)
-def test_bad_line(library: Path, script: Path, line: str, what: str) -> None:
-    """A bad line fails init and is named on stderr, by file and number."""
-    script.write_text("\n".join(["nvml-lines 1", "epoch 0", DEVICE, line, ""]))
-    with Child(library, script, "say(code(n.nvmlInit))", stderr=subprocess.PIPE) as child:
-        output, errors = child.process.communicate(timeout=30)
-    assert json.loads(output) == ["Unknown"]
-    assert errors == f"fake nvml: {script}:4: {what}\n"
-
-
-def test_no_script(library: Path, script: Path) -> None:
-    """Without a script init fails and says where it looked."""
-    with Child(library, script, "say(code(n.nvmlInit))", stderr=subprocess.PIPE) as child:
-        output, errors = child.process.communicate(timeout=30)
-    assert json.loads(output) == ["Unknown"]
-    assert errors == f"fake nvml: no script at FAKE_NVML_SCRIPT={script}\n"
-
-
-def test_load_json(library: Path, script: Path) -> None:
-    """A JSON script with versioned names and gaps between its devices works as it stands."""
-    loaded = load(DATA / "script.json")
-    loaded.epoch_ns = time.monotonic_ns() + 3600 * 10**9  # nothing has started yet
-    assert loaded.write(script) == []
-    assert run(library, script, "n.nvmlInit()\nsay(temperature(handles()[0]))") == [[41]]
-    loaded.epoch_ns = time.monotonic_ns() - 3 * 10**9
-    assert loaded.write(script) == []
-    results = run(
-        library,
-        script,
-        """
-say(code(n.nvmlInit), code(n.nvmlInit))
-zero = n.nvmlDeviceGetHandleByIndex(0)
-say(n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 1), temperature(zero))
-six = n.nvmlDeviceGetHandleByPciBusId('000F:01:00.0')
-say(n.nvmlDeviceGetName(six), n.nvmlDeviceGetMinorNumber(six), n.nvmlDeviceGetIndex(six))
-say(n.nvmlDeviceGetUtilizationRates(zero).gpu, n.nvmlDeviceGetVirtualizationMode(zero))
-""",
-    )
-    assert results == [
-        ["LibRmVersionMismatch", None],
-        [2, "GpuIsLost", "NotSupported"],
-        ["NVIDIA GB10", 6, 1],
-        [2**32 - 1, 2],
-    ]
-    assert loaded.to_json()["steps"] == json.loads((DATA / "script.json").read_text())["steps"]
-
-
-def test_load_of_another_format(tmp_path: Path) -> None:
-    """A JSON file of another format is refused."""
-    other = tmp_path / "other.json"
-    other.write_text('{"format": "nvml-script/2", "devices": [], "steps": []}')
-    with pytest.raises(ValueError, match="nvml-script/2"):
-        load(other)
-
-
-def test_unknown_function(script: Path) -> None:
-    """A step that the library could not obey is an error, or is left out and named."""
-    steps = Script().step(0, "nvmlDeviceGetTemprature", dev=0)
-    with pytest.raises(UnknownFunctionError, match="Temprature"):
-        steps.write(script)
-    assert not script.exists()
-    assert steps.write(script, strict=False) == ["nvmlDeviceGetTemprature"]
-    assert "Temprature" not in script.read_text()
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"fn": "any", "dev": 1},
-        {"fn": "any", "dev": 0, "ret": "LOST"},
-        {"fn": "any", "dev": 0, "takes": 3},
-        {"fn": "any", "dev": 0, "takes_ms": -2},
-        {"fn": "any", "dev": 0, "every_ms": 5},
-        {"fn": "any", "dev": 0, "val": 5},
-        {"fn": "nvmlInit", "dev": 0},
-        {"fn": "nvmlDeviceGetName", "dev": 0, "val": "two\nlines"},
-        {"fn": "nvmlDeviceGetTemperature", "dev": 0, "val": "hot"},
-        {"fn": "nvmlDeviceGetTemperature", "dev": 0, "val": [1, 2]},
-        {"fn": "nvmlDeviceGetUtilizationRates", "dev": 0, "val": {"gpu": 1}},
-    ],
-)
-def test_bad_step(script: Path, step: dict[str, Any]) -> None:
-    """A mistake in a step is found when the script is written."""
-    with pytest.raises(ValueError, match=r"."):
-        Script(1, [{"t_ms": 0, **step}]).write(script)
-
-
-class Loader:
-    """A process that tells for one script after another whether init takes it."""
-
-    PROGRAM = """
-import ctypes, os, sys
-library = ctypes.CDLL("libnvidia-ml.so.1")
-for line in sys.stdin:
-    os.environ["FAKE_NVML_SCRIPT"] = line[:-1]
-    ret = library.nvmlInit_v2()
-    if ret == 0:
-        handle, value = ctypes.c_void_p(), ctypes.c_uint()
-        library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
-        for _ in range(3):
-            library.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(value))
-    print(ret, flush=True)
-"""
-
-    def __init__(self, library: Path, script: Path) -> None:
-        self.script = script
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.PROGRAM],
-            env=environment(script, library),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def load(self) -> int:
-        """Have the script as it is now loaded, and some calls made."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{self.script}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer, f"the process died: {self.process.wait()}"
-        return int(answer)
-
-
-@pytest.fixture(scope="module")
-def loader(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
-    """One process for all examples: a crash shows as its end."""
-    loader = Loader(library, tmp_path_factory.mktemp("loader") / "script")
-    yield loader
-    loader.process.kill()
-    loader.process.communicate()
-
-
-numbers = st.one_of(st.integers(-3, 3), st.integers(-(2**65), 2**65), st.just(2**63)).map(str)
-words = st.one_of(
-    numbers,
-    st.sampled_from([*FUNCTIONS, "nvmlDeviceGetFieldValues:82", "nvmlDeviceGetFieldValues:9999"]),
-    st.sampled_from(["*", "step", "device", "epoch", '"text', "0:1:2.3", "", DEVICE]),
-    st.text(max_size=5),
-)
-plain = st.tuples(
-    st.just("step 0"), st.sampled_from([*FUNCTIONS]), st.just("* 0 0 0"), numbers, numbers, words
-)
-lines = st.one_of(st.just(DEVICE), plain.map(" ".join), st.lists(words, max_size=12).map(" ".join))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(lines, max_size=12))
-def test_no_script_breaks_the_parser(loader: Loader, script_lines: list[str]) -> None:
-    """Whatever the lines, init works or says UNKNOWN, and the process lives."""
-    text = "\n".join(["nvml-lines 1", "epoch 0", *script_lines])
-    loader.script.write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert loader.load() in (0, RETURNS["UNKNOWN"])
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200))
-def test_no_bytes_break_the_parser(loader: Loader, content: bytes) -> None:
-    """Files that are no scripts at all are refused."""
-    loader.script.write_bytes(content)
-    assert loader.load() == RETURNS["UNKNOWN"]
-
-
-steps_of_two_devices = st.fixed_dictionaries(
-    {
-        "t_ms": st.one_of(st.integers(0, 10**7), st.floats(0, 1e7)),
-        "fn": st.sampled_from(
-            [
-                "any",
-                "nvmlDeviceGetTemperature",
-                "nvmlDeviceGetPowerUsage_v2",
-                "nvmlDeviceGetClockInfo",
-            ]
-        ),
-        "dev": st.sampled_from([0, 1, "all"]),
-        "ret": st.sampled_from(sorted(RETURNS.keys() - {"crash"})),
-    },
-    optional={"times": st.integers(0, 5), "takes_ms": st.just(0.001)},
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(steps_of_two_devices, max_size=20))
-def test_what_is_written_is_read(loader: Loader, steps: list[dict[str, Any]]) -> None:
-    """Every script that the writer accepts is one that the library accepts."""
-    Script(2, steps).write(loader.script)
-    assert loader.load() == 0
 
 
 def test_no_attach_finds_no_gpu(library: Path, script: Path) -> None:

@@ -14,6 +14,16 @@ value. Steps of the same time, function and device are answered in order, one a 
 last one stays. Of two steps of the same time, the one naming the device wins over "all", then the
 one naming the function (and its key) over "any".
 
+Some calls have keys: "nvmlDeviceGetClockInfo:sm", "nvmlDeviceGetNvLinkState:3",
+"nvmlDeviceGetFieldValues:FIELD:SCOPE", "nvmlGpmMetricsGet:METRIC"; functions.def has all of them.
+A key left out means any; fields and GPM metrics are the exception: without a key the step is about
+the call as a whole, which then fails or takes time.
+
+A number in `val` may be a rate, {"start": 0, "per_second": 5e9, "wrap": 2**32}: it starts when its
+step does, without "start" from what it was until then. Of several parts those left out keep their
+defaults. The ring of `nvmlDeviceGetSamples:power` has for each of its moments what the steps said
+for that moment.
+
 Time runs from an epoch that all processes share, the writing of the script unless given, so a
 restarted program goes on where it was. A script may be written again at any time: processes
 notice within 20 ms, and the unchanged steps at its head keep their counts of uses.
@@ -24,91 +34,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
-import signal as signals
-import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fake_nvml.functions import FUNCTIONS, SOURCE, UnknownFunctionError
+from fake_nvml.lines import RETURNS, device_line, step_line
+
+__all__ = [
+    "FUNCTIONS",
+    "RETURNS",
+    "Script",
+    "UnknownFunctionError",
+    "build",
+    "default_devices",
+    "environment",
+    "load",
+]
+
 FORMAT = "nvml-script/1"
-SOURCE = Path(__file__).parent
 LIBRARY = "libnvidia-ml.so.1"
 CFLAGS = ("-std=gnu17", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread",
           "-Wall", "-Wextra", f"-Wl,-soname,{LIBRARY}")  # fmt: skip
-
-# In the order of nvmlReturn_t, nvmlValueType_t and nvmlGpuVirtualizationMode_t.
-_RETURNS = """
-    SUCCESS UNINITIALIZED INVALID_ARGUMENT NOT_SUPPORTED NO_PERMISSION ALREADY_INITIALIZED NOT_FOUND
-    INSUFFICIENT_SIZE INSUFFICIENT_POWER DRIVER_NOT_LOADED TIMEOUT IRQ_ISSUE LIBRARY_NOT_FOUND
-    FUNCTION_NOT_FOUND CORRUPTED_INFOROM GPU_IS_LOST RESET_REQUIRED OPERATING_SYSTEM
-    LIB_RM_VERSION_MISMATCH IN_USE MEMORY NO_DATA VGPU_ECC_NOT_SUPPORTED INSUFFICIENT_RESOURCES
-    FREQ_NOT_SUPPORTED ARGUMENT_VERSION_MISMATCH DEPRECATED NOT_READY GPU_NOT_FOUND INVALID_STATE
-    RESET_TYPE_NOT_SUPPORTED
-"""
-_VALUE_TYPES = "double uint ulong ulonglong slonglong int ushort"
-_VIRTUALIZATION_MODES = "NONE PASSTHROUGH VGPU HOST_VGPU HOST_VSGA"
-_STEP_KEYS = "t_ms fn dev ret signal val takes_ms times every_ms"
-
-
-def _numbered(names: str) -> dict[str, int]:
-    return {name: number for number, name in enumerate(names.split())}
-
-
-RETURNS = _numbered(_RETURNS) | {"UNKNOWN": 999, "crash": -1}
-VALUE_TYPES = _numbered(_VALUE_TYPES)
-VALUE_NAMES = {"nvmlDeviceGetVirtualizationMode": _numbered(_VIRTUALIZATION_MODES)}
-
-
-class UnknownFunctionError(ValueError):
-    """A script names a function that the fake does not have."""
-
-
-@dataclass(frozen=True)
-class Function:
-    """One entry of functions.def: what its `dev` and `val` may be."""
-
-    process_wide: bool
-    parts: tuple[str, ...]  # the names of its values, in order; ("text",): a string
-    repeated: bool = False  # `val` is a list of such records
-
-
-def _read_functions() -> dict[str, Function]:
-    """Collect every name that a script may use, from the table the library is made from."""
-    found = {"any": Function(False, ())}
-    line = re.compile(r"^(PROCESS|DEVICE|EVENT)(\w*)\((\w+)(?:, (\w+))?.*?\)(?: /\* (.*) \*/)?$")
-    for match in filter(None, map(line.match, (SOURCE / "functions.def").read_text().split("\n"))):
-        scope, kind, name, key, remark = match.groups()
-        parts = tuple(remark.split()) if remark else ()
-        if kind:
-            parts = ("text",) if kind == "_TEXT" else ("value",)
-        repeated = "..." in parts
-        names = tuple(part for part in parts if part != "...")
-        function = Function(scope == "PROCESS", names, repeated)
-        found[name] = function
-        if kind == "_KEY":
-            found[f"{name}:{key}"] = function
-    return found
-
-
-FUNCTIONS = _read_functions()
-
-
-def _resolve(name: str) -> tuple[str, Function]:
-    """Find the library's own name of a function that a script may name in other ways."""
-    if re.fullmatch(r"nvmlDeviceGetFieldValues:\d{1,3}", name) and int(name[25:]) < 512:
-        return name, Function(False, ("value", "type"))
-    other = {"first call after open": "firstCallAfterOpen", "nvmlInitWithFlags": "nvmlInit"}
-    bare = re.sub(r"_v\d+$", "", name)
-    for candidate in (name, other.get(name, ""), bare, f"{bare}_v2", f"{bare}_v3"):
-        if candidate in FUNCTIONS:
-            return candidate, FUNCTIONS[candidate]
-    raise UnknownFunctionError(f"the fake NVML has no function {name!r}")
 
 
 def default_devices(count: int) -> list[dict[str, Any]]:
@@ -152,6 +103,7 @@ class Script:
         ret: str = "SUCCESS",
         *,
         dev: int | str | None = None,
+        arg: str | None = None,
         val: Any = None,
         takes_ms: float | None = None,
         times: int | None = None,
@@ -160,8 +112,8 @@ class Script:
     ) -> Script:
         """Append a step (see the module) and return the script; `takes_ms=-1` hangs for ever."""
         step = {
-            "t_ms": t_ms, "fn": fn, "dev": dev, "ret": ret, "signal": signal, "val": val,
-            "takes_ms": takes_ms, "times": times, "every_ms": every_ms,
+            "t_ms": t_ms, "fn": fn, "dev": dev, "arg": arg, "ret": ret, "signal": signal,
+            "val": val, "takes_ms": takes_ms, "times": times, "every_ms": every_ms,
         }  # fmt: skip
         self.steps.append({key: value for key, value in step.items() if value is not None})
         return self
@@ -195,112 +147,19 @@ class Script:
         return self.epoch_ns
 
     def _compile(self, strict: bool) -> tuple[list[str], list[str]]:
-        lines = ["nvml-lines 1", f"epoch {self._epoch()}", *map(_device_line, self.devices)]
+        lines = ["nvml-lines 1", f"epoch {self._epoch()}", *map(device_line, self.devices)]
         places = {device["i"]: place for place, device in enumerate(self.devices)}
         if len(places) != len(self.devices):
             raise ValueError("two devices have the same i")
         dropped = []
         for step in self.steps:
             try:
-                lines.append(_step_line(step, places))
+                lines.append(step_line(step, places))
             except UnknownFunctionError:
                 if strict:
                     raise
                 dropped.append(step["fn"])
         return lines, dropped
-
-
-def _device_line(device: Mapping[str, Any]) -> str:
-    line = f"device {device['uuid']} {device['pci']} {device['minor']} {device['name']}"
-    if not re.fullmatch(r"device \S+ [0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d \d+ [ -~]+", line):
-        raise ValueError(f"bad device: {dict(device)!r}")
-    return line
-
-
-def _step_line(step: Mapping[str, Any], places: Mapping[int, int]) -> str:
-    """Put one step in the library's line format (described in script.c)."""
-    if unknown := step.keys() - set(_STEP_KEYS.split()):
-        raise ValueError(f"unknown keys {sorted(unknown)} in {dict(step)!r}")
-    name, function = _resolve(step["fn"])
-    dev = step.get("dev")
-    if function.process_wide and dev is not None:
-        raise ValueError(f"{name} is process-wide, it takes no dev")
-    if dev not in (None, "all") and dev not in places:
-        raise ValueError(f"there is no device {dev!r}")
-    ret = RETURNS.get(step.get("ret", "SUCCESS"))
-    if ret is None:
-        raise ValueError(f"unknown return code {step['ret']!r}")
-    signal = signals.Signals[step.get("signal", "SIGSEGV")] if ret == -1 else 0
-    times, every_ms = step.get("times"), step.get("every_ms")
-    if every_ms is not None and times is None:
-        raise ValueError("every_ms says nothing without times")
-    takes_ms = step.get("takes_ms", 0)
-    if step["t_ms"] < 0 or (takes_ms < 0 and takes_ms != -1) or min(times or 0, every_ms or 0) < 0:
-        raise ValueError(f"negative number in {dict(step)!r}")
-    words = [
-        "step",
-        _ns(step["t_ms"]),
-        name,
-        "*" if dev in (None, "all") else places[dev],
-        ret,
-        int(signal),
-        -1 if takes_ms == -1 else _ns(takes_ms),
-        -1 if times is None else times,
-        -1 if every_ms is None else _ns(times * every_ms),
-        *_values(name, function, step.get("val")),
-    ]
-    return " ".join(map(str, words))
-
-
-def _ns(ms: float) -> int:
-    return ms * 1_000_000 if isinstance(ms, int) else round(ms * 1e6)
-
-
-def _values(name: str, function: Function, val: Any) -> list[str]:
-    """Give the words of a value for the library: none, numbers, or a quote and a text."""
-    if val is None:
-        return []
-    if function.parts == ("text",):
-        if not isinstance(val, str) or re.search(r"[\0\n]", val):
-            raise ValueError(f"{name} takes a line of text, not {val!r}")
-        return ['"' + val]
-    records = val if function.repeated else [val]
-    return [str(word) for record in records for word in _record(name, function, record)]
-
-
-def _record(name: str, function: Function, val: Any) -> list[int]:
-    if isinstance(val, Mapping):
-        if val.keys() != set(function.parts):
-            raise ValueError(f"{name} takes {function.parts}, not {dict(val)!r}")
-        numbers = [val[part] for part in function.parts]
-    elif isinstance(val, Sequence) and not isinstance(val, str):
-        numbers = list(val)
-    else:
-        numbers = [val]
-    if function.parts == ("value", "type"):
-        return _field(*numbers)
-    if len(numbers) != len(function.parts):
-        raise ValueError(f"{name} takes {len(function.parts)} values, not {val!r}")
-    names = VALUE_NAMES.get(name, {})
-    return [_bits(names.get(number, number) if names else number) for number in numbers]
-
-
-def _field(value: float, kind: str | int | None = None) -> list[int]:
-    """Give a field value's eight bytes and, if it is known, its type."""
-    if isinstance(kind, str):
-        kind = VALUE_TYPES[kind.lower()]
-    if isinstance(value, float) and kind is None:
-        kind = VALUE_TYPES["double"]
-    if kind == VALUE_TYPES["double"]:
-        value = struct.unpack("<Q", struct.pack("<d", value))[0]
-    return [_bits(value)] if kind is None else [_bits(value), _bits(kind)]
-
-
-def _bits(number: Any) -> int:
-    """Give an integer's low 64 bits, of which the library stores what fits the C type."""
-    if not isinstance(number, int):
-        raise ValueError(f"not an integer: {number!r}")
-    return number % 2**64
 
 
 def load(path: Path) -> Script:

@@ -13,7 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const int64_t SECOND = 1000000000, DAY = 86400000000000, RELOAD_CHECK = 20000000;
+static const int64_t SECOND = 1000000000, DAY = 86400000000000;
+static const int64_t RELOAD_CHECK = 20000000, SPIN = 100000;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Tables replaced are kept (->older): a call asleep may still point into one. */
@@ -33,8 +34,13 @@ int64_t clock_ns(clockid_t clock)
 }
 
 /* Signals only interrupt this sleep, as they do a call stuck in the driver. */
-static void sleep_until(int64_t from_ns, int64_t takes_ns)
+static void take(int64_t from_ns, int64_t takes_ns)
 {
+    if (takes_ns >= 0 && takes_ns < SPIN) { /* a sleep would take longer */
+        while (clock_ns(CLOCK_MONOTONIC) < from_ns + takes_ns)
+            ;
+        return;
+    }
     bool for_ever = takes_ns < 0 || takes_ns > INT64_MAX / 2;
     int64_t end = from_ns + (for_ever ? DAY : takes_ns);
     struct timespec until = {end / SECOND, end % SECOND};
@@ -94,46 +100,59 @@ struct table *ready(void)
     return now;
 }
 
-/* What the script says to one call: its return code, and the step with values. */
-int answer(int function, int device, const struct step **step)
+int answer(const struct call *call, struct reply *reply)
 {
-    bool init = function == FN_nvmlInit;
+    bool init = call->function == FN_nvmlInit;
     int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
     int ret = SUCCESS;
-    *step = NULL;
+    *reply = (struct reply){0};
     pthread_mutex_lock(&lock);
     if (!init && n_inits == 0) {
         ret = UNINITIALIZED;
     } else {
         refresh(now_ns, init);
+        reply->table = table;
         if (init && bad_script)
             ret = UNKNOWN;
-        else if (device > 0 && device >= table->n_devices)
+        else if (call->device > 0 && call->device >= table->n_devices)
             ret = INVALID_ARGUMENT;
         else
-            *step = table_pick(table, function, device, now_ns - table->epoch_ns);
+            reply->step = table_pick(table, call, now_ns - table->epoch_ns);
     }
     pthread_mutex_unlock(&lock);
-    if (!*step)
-        return ret;
-    if ((*step)->takes_ns)
-        sleep_until(now_ns, (*step)->takes_ns);
-    if ((*step)->ret == CRASH)
-        die((*step)->signal);
-    return (*step)->ret;
+    if (reply->step) {
+        if (reply->step->takes_ns)
+            take(now_ns, reply->step->takes_ns);
+        if (reply->step->ret == CRASH)
+            die(reply->step->signal);
+        ret = reply->step->ret;
+    }
+    if (reply->table)
+        reply->now_ns = clock_ns(CLOCK_MONOTONIC) - reply->table->epoch_ns;
+    return ret;
 }
 
-int answer_device(int function, int device, const struct step **step)
+int answer_device(const struct call *call, struct reply *reply)
 {
-    if (!opened[device]) { /* a GPU without persistence mode wakes up first */
-        int ret = answer(FN_firstCallAfterOpen, device, step);
+    if (call->device < 0)
+        return ready() ? INVALID_ARGUMENT : UNINITIALIZED;
+    if (!opened[call->device]) { /* a GPU without persistence mode wakes up first */
+        int ret = answer(CALL(FN_firstCallAfterOpen, call->device), reply);
         if (ret == UNINITIALIZED || ret == INVALID_ARGUMENT)
             return ret;
-        opened[device] = true;
+        opened[call->device] = true;
         if (ret != SUCCESS)
             return ret;
     }
-    return answer(function, device, step);
+    return answer(call, reply);
+}
+
+void answer_past(const struct call *call, int64_t then_ns, struct reply *reply)
+{
+    pthread_mutex_lock(&lock);
+    reply->step = table_past(reply->table, call, then_ns);
+    pthread_mutex_unlock(&lock);
+    reply->now_ns = then_ns;
 }
 
 struct table *current(void)
@@ -147,8 +166,8 @@ struct table *current(void)
 /* nvmlInit and nvmlShutdown are counted, as the real ones are. */
 int open_library(bool attach)
 {
-    const struct step *step;
-    int ret = answer(FN_nvmlInit, 0, &step);
+    struct reply reply;
+    int ret = answer(CALL(FN_nvmlInit, 0), &reply);
     if (ret != SUCCESS)
         return ret;
     pthread_mutex_lock(&lock);
@@ -171,8 +190,8 @@ bool attaching(void)
 
 int close_library(void)
 {
-    const struct step *step;
-    int ret = answer(FN_nvmlShutdown, 0, &step);
+    struct reply reply;
+    int ret = answer(CALL(FN_nvmlShutdown, 0), &reply);
     if (ret != SUCCESS)
         return ret;
     pthread_mutex_lock(&lock);

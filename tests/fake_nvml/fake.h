@@ -7,7 +7,12 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { MAX_DEVICES = 64, MAX_FIELDS = 512, CRASH = -1 };
+#define API __attribute__((visibility("default")))
+
+/* A default that stands for NOT_SUPPORTED. */
+#define UNSUPPORTED 0xfeedbeefdeadfa11
+
+enum { MAX_DEVICES = 256, MAX_KEYS = 3, MAX_DEFAULTS = 9, N_LINKS = 18, ANY = -1, CRASH = -1 };
 
 enum { INIT_FLAG_NO_GPUS = 1, INIT_FLAG_NO_ATTACH = 2 };
 
@@ -16,27 +21,22 @@ enum {
     INSUFFICIENT_SIZE = 7, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
+enum value_type { DOUBLE, UINT, ULONG, ULONGLONG, SLONGLONG, INT, USHORT }; /* nvmlValueType_t */
+
 enum function {
-#define PROCESS(fn, ...) FN_##fn,
-#define PROCESS_TEXT(fn, text) FN_##fn,
-#define DEVICE(fn, ...) FN_##fn,
-#define DEVICE_UINT(fn, value) FN_##fn,
-#define DEVICE_UINT_OF(fn, value) FN_##fn,
-#define DEVICE_ULL(fn, value) FN_##fn,
-#define DEVICE_TEXT(fn, text) FN_##fn,
-#define DEVICE_KEY(fn, key, value) FN_##fn##_##key,
-#define EVENT(name) FN_##name,
-#define FIELD(id, type, value)
-#include "functions.def"
-#include "undef.h"
-    FN_COUNT, /* field value N is function FN_COUNT + N */
+#define ENTRY(id, ...) id,
+#include "functions.h"
+    FN_COUNT
 };
 
 struct function_info {
     const char *name;
-    enum { SCOPE_PROCESS, SCOPE_DEVICE, SCOPE_EVENT } scope;
+    enum { SCOPE_PROCESS, SCOPE_DEVICE, SCOPE_PART } scope; /* a part: not a call of its own */
     const char *text;
-    uint64_t values[4];
+    int per_second;
+    int n[MAX_KEYS]; /* keys are below that; 0: no such key, or one without a limit */
+    int n_values;
+    uint64_t values[MAX_DEFAULTS];
 };
 
 extern const struct function_info functions[FN_COUNT];
@@ -46,23 +46,35 @@ struct device {
     unsigned domain, bus, slot, pci_function, minor;
 };
 
+/* At a time it is start + per_second * (seconds since its step began), modulo wrap. */
+struct number {
+    uint64_t start;
+    double per_second;
+    uint64_t wrap; /* 0: 2^64 */
+    bool given;    /* else it is the default */
+    bool goes_on;  /* it starts from what it was when its step began */
+};
+
 struct step {
     int64_t start_ns;  /* from the epoch on */
     int64_t takes_ns;  /* -1: for ever */
     int64_t times;     /* -1: no such limit */
     int64_t span_ns;   /* how long it holds; -1: no such limit */
-    int function;      /* -1: any; else the first of a run of functions */
-    int n_functions;
-    int device;        /* -1: all */
+    int function;      /* or ANY */
+    int64_t keys[MAX_KEYS]; /* or ANY */
+    int device;        /* or ANY */
     int rank;          /* the more specific of two steps of one time wins */
     int ret, signal;
+    bool listed;       /* the values are a list, of records maybe */
     int n_values;
-    uint64_t *values;
+    struct number *values;
     char *text;        /* NULL: none */
     int64_t *used;     /* by device, counted in this process */
     uint64_t hash;     /* of the line, to find it again after a reload */
     int line;
 };
+
+enum { N_BUCKETS = 1024 };
 
 struct table {
     int64_t epoch_ns;
@@ -70,23 +82,43 @@ struct table {
     struct device devices[MAX_DEVICES];
     int n_steps;
     struct step **steps;
-    struct slot *slots; /* by function and device */
+    struct slot *slots[N_BUCKETS]; /* of the calls made so far (timeline.c) */
     struct table *older;
 };
 
-/* Read the script, or say on stderr what is wrong with it and return NULL.
- * Steps that stand unchanged at the head of both keep the older one's counts. */
+/* One call: the function, the device (0 for a process-wide one) and what it asks of it. */
+struct call {
+    int function, device;
+    int64_t keys[MAX_KEYS];
+};
+
+/* What the script says to a call. */
+struct reply {
+    struct table *table;
+    const struct step *step; /* NULL: the defaults */
+    int64_t now_ns;          /* from the epoch on */
+};
+
+/* script.c: the memory itself; there is no going on without. */
+void *need(void *memory);
+
+/* Read the script, or say on stderr what is wrong with it and return
+ * NULL. Steps that stand unchanged at the head of both keep the older one's counts. */
 struct table *table_load(const char *path, struct table *older);
 
-/* The step that answers this call now, counted as used; NULL: none does. */
-const struct step *table_pick(struct table *table, int function, int device, int64_t now_ns);
+/* timeline.c: the step that answers a call now, counted as used, and the one
+ * that gave the value at an earlier time; NULL: none does. */
+const struct step *table_pick(struct table *table, const struct call *call, int64_t now_ns);
+const struct step *table_past(struct table *table, const struct call *call, int64_t then_ns);
 
-/* What the script says to one call: its return code, and the step with values
- * (NULL: the defaults), after the delay it asks for. */
-int answer(int function, int device, const struct step **step);
+/* answer.c: the return code that the script says to one call, after the delay it asks for. */
+int answer(const struct call *call, struct reply *reply);
 
-/* The same for a call on a device, which may be the first after init. */
-int answer_device(int function, int device, const struct step **step);
+/* The same for a call on a device (-1: a bad handle), which may be the first after init. */
+int answer_device(const struct call *call, struct reply *reply);
+
+/* What a call was or would have been answered at an earlier time. */
+void answer_past(const struct call *call, int64_t then_ns, struct reply *reply);
 
 int open_library(bool attach);
 int close_library(void);
@@ -102,5 +134,30 @@ struct table *ready(void);
 struct table *current(void);
 
 int64_t clock_ns(clockid_t clock);
+
+/* devices.c: a handle stays valid whatever is reloaded. */
+typedef struct handle *nvmlDevice_t;
+
+/* The device's number in the script, -1 for what is no handle. */
+int number_of(nvmlDevice_t handle);
+
+/* A call of a function, with up to three keys; ON: on the handle at hand. */
+#define CALL(function, device, ...) (&(struct call){function, device, {__VA_ARGS__}})
+#define ON(function, ...) CALL(function, number_of(handle), __VA_ARGS__)
+
+/* calls.c: what the script says to a call on a device, with keys in range and a place for the result. */
+int ask(const struct call *call, const void *out, struct reply *reply);
+
+/* The scripted value of a part, else the default. */
+uint64_t value(const struct call *call, const struct reply *reply, int part);
+
+/* fields.c and gpm.c: the defaults of one field, and the bits of a metric's. */
+uint64_t default_field(int64_t id, int64_t link, int64_t now_ns);
+uint64_t default_metric(int64_t id);
+
+/* What a counter comes to in a time, if it can be counted at all. */
+uint64_t advance(uint64_t start, double per_second, int64_t ns);
+
+int put_text(char *out, unsigned length, const char *text);
 
 #endif

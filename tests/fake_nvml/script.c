@@ -1,12 +1,14 @@
-/* Reading the script's lines, and finding the step that answers a call.
+/* Reading the script's lines.
  *
- * The lines, written by __init__.py (times in ns, whole numbers):
+ * The lines, written by lines.py (times in ns, whole numbers):
  *   nvml-lines 1
  *   epoch MONOTONIC_NS
  *   device UUID DOMAIN:BUS:SLOT.FUNCTION MINOR NAME
- *   step START FN DEV|* RET SIGNAL TAKES TIMES SPAN VALUE...
- * where RET is an nvmlReturn_t or -1 for a crash, and VALUE... is nothing
- * (the default), numbers, or a double quote and the text up to the line's end.
+ *   step START FN[:KEY...] DEV|* RET SIGNAL TAKES TIMES SPAN VALUE...
+ * where KEY is a number or * for any, RET is an nvmlReturn_t or -1 for a crash,
+ * and VALUE... is nothing (the default), a double quote and the text up to the
+ * line's end, or numbers, after a [ if they are a list. A number is N, a dot for
+ * the default, or a rate, START+PER_SECOND%WRAP; no START is what it was before.
  */
 #include "fake.h"
 
@@ -16,35 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Steps of one start and rank: answered in order, the last one staying. */
-struct group {
-    int64_t start_ns;
-    int next, end;       /* which of the slot's steps */
-    struct group *below; /* what holds once this group is used up */
-};
-
-struct slot {
-    int n_steps, n_groups, n_started;
-    struct step **steps;
-    struct group *groups, *top;
-};
-
 const struct function_info functions[FN_COUNT] = {
-#define PROCESS(fn, ...) {#fn, SCOPE_PROCESS, NULL, {__VA_ARGS__}},
-#define PROCESS_TEXT(fn, text) {#fn, SCOPE_PROCESS, text, {0}},
-#define DEVICE(fn, ...) {#fn, SCOPE_DEVICE, NULL, {__VA_ARGS__}},
-#define DEVICE_UINT(fn, value) {#fn, SCOPE_DEVICE, NULL, {value}},
-#define DEVICE_UINT_OF(fn, value) {#fn, SCOPE_DEVICE, NULL, {value}},
-#define DEVICE_ULL(fn, value) {#fn, SCOPE_DEVICE, NULL, {value}},
-#define DEVICE_TEXT(fn, text) {#fn, SCOPE_DEVICE, text, {0}},
-#define DEVICE_KEY(fn, key, value) {#fn ":" #key, SCOPE_DEVICE, NULL, {value}},
-#define EVENT(name) {#name, SCOPE_EVENT, NULL, {0}},
-#define FIELD(id, type, value)
-#include "functions.def"
-#include "undef.h"
+#define ENTRY(id, name, scope, text, per_second, n, m, l, ...) \
+    {name, scope, text, per_second, {n, m, l},                 \
+     sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), {__VA_ARGS__}},
+#include "functions.h"
 };
 
-static void *need(void *memory)
+void *need(void *memory)
 {
     if (!memory)
         abort();
@@ -60,53 +41,60 @@ static bool integer(const char *word, int64_t low, int64_t high, int64_t *out)
     return !errno && !*end && number >= low && number <= high;
 }
 
-static bool unsigned64(const char *word, uint64_t *out)
+static bool unsigned64(const char *word, char **end, uint64_t *out)
+{
+    errno = 0;
+    *out = strtoull(word, end, 10);
+    return *word >= '0' && *word <= '9' && !errno;
+}
+
+static bool read_number(const char *word, struct number *number)
 {
     char *end;
-    errno = 0;
-    *out = strtoull(word, &end, 10);
-    return *word >= '0' && *word <= '9' && !errno && !*end;
+    if (strcmp(word, ".") == 0)
+        return true;
+    number->given = true;
+    number->goes_on = *word == '+';
+    end = (char *)word;
+    if (!number->goes_on && !unsigned64(word, &end, &number->start))
+        return false;
+    if (!*end)
+        return true;
+    number->per_second = *end == '+' ? strtod(end + 1, &end) : 0;
+    return *end == '%' && unsigned64(end + 1, &end, &number->wrap) && !*end;
 }
 
 static int find_device(const char *word, int n_devices)
 {
     int64_t device;
     if (word && strcmp(word, "*") == 0)
-        return -1;
+        return ANY;
     return integer(word, 0, n_devices - 1, &device) ? (int)device : -2;
 }
 
-/* "FN" is the call of that name or, if there is none, all of its "FN:key". */
-static bool find_function(const char *word, struct step *step)
+/* A more specific step of the same time wins: any < function < its keys. */
+static bool find_function(char *word, struct step *step)
 {
-    static const char fields[] = "nvmlDeviceGetFieldValues:";
-    int64_t field;
-    size_t length;
-    if (!word)
-        return false;
-    step->function = -1;
-    step->n_functions = 0;
-    if (strcmp(word, "any") == 0)
-        return true;
-    step->rank = 2;
-    if (strncmp(word, fields, sizeof fields - 1) == 0) {
-        if (!integer(word + sizeof fields - 1, 0, MAX_FIELDS - 1, &field))
+    const char *name = strsep(&word, ":"), *key;
+    for (int i = 0; i < MAX_KEYS; i++)
+        step->keys[i] = ANY;
+    step->function = ANY;
+    if (!name || strcmp(name, "any") == 0)
+        return name && !word;
+    for (step->function = 0; strcmp(functions[step->function].name, name) != 0;)
+        if (++step->function == FN_COUNT)
             return false;
-        step->function = FN_COUNT + (int)field;
-        step->n_functions = 1;
-        return true;
-    }
-    length = strlen(word);
-    for (int i = 0; i < FN_COUNT; i++) {
-        const char *name = functions[i].name;
-        if (strncmp(name, word, length) != 0 || (name[length] && name[length] != ':'))
+    step->rank = 1;
+    for (int i = 0; (key = strsep(&word, ":")); i++) {
+        if (i == MAX_KEYS)
+            return false;
+        if (strcmp(key, "*") == 0)
             continue;
-        if (step->n_functions++ == 0)
-            step->function = i;
-        if (name[length] == ':')
-            step->rank = 1;
+        if (!integer(key, 0, UINT32_MAX, &step->keys[i]))
+            return false;
+        step->rank++;
     }
-    return step->n_functions > 0;
+    return true;
 }
 
 static const char *read_device(struct table *table, char *rest)
@@ -141,8 +129,12 @@ static const char *read_values(struct step *step, char *rest)
         return NULL;
     }
     step->values = need(calloc(rest ? strlen(rest) / 2 + 1 : 1, sizeof *step->values));
+    if (rest && *rest == '[') {
+        step->listed = true;
+        strsep(&rest, " ");
+    }
     while ((word = strsep(&rest, " ")))
-        if (!unsigned64(word, &step->values[step->n_values++]))
+        if (!read_number(word, &step->values[step->n_values++]))
             return "bad value";
     return NULL;
 }
@@ -190,85 +182,13 @@ static const char *read_step(struct table *table, char *rest, int line)
     step->signal = (int)signal;
     /* A device named counts for more than a function named: a step that takes
      * one GPU off the bus beats a value given to all of the same time. */
-    step->rank += step->device >= 0 ? 3 : 0;
+    step->rank += step->device >= 0 ? MAX_KEYS + 2 : 0;
     step->used = need(calloc((size_t)table->n_devices + 1, sizeof *step->used));
     if ((table->n_steps & (table->n_steps - 1)) == 0) /* grow at powers of two */
         table->steps = need(realloc(table->steps, sizeof *table->steps
                                                       * (size_t)(2 * table->n_steps + 1)));
     table->steps[table->n_steps++] = step;
     return NULL;
-}
-
-static struct slot *slot_of(struct table *table, int function, int device)
-{
-    return &table->slots[function * (table->n_devices ? table->n_devices : 1) + device];
-}
-
-/* Call visit for each slot that the step answers in. */
-static void each_slot(struct table *table, struct step *step,
-                      void (*visit)(struct slot *, struct step *))
-{
-    int first = step->function < 0 ? 0 : step->function;
-    int end = step->function < 0 ? FN_COUNT : first + step->n_functions;
-    for (int fn = first; fn < end; fn++) {
-        bool process = fn < FN_COUNT && functions[fn].scope == SCOPE_PROCESS;
-        if (step->function < 0 && functions[fn].scope != SCOPE_DEVICE)
-            continue;
-        int low = step->device < 0 ? 0 : step->device;
-        int high = process ? 1 : step->device < 0 ? table->n_devices : low + 1;
-        for (int device = low; device < high; device++)
-            visit(slot_of(table, fn, device), step);
-    }
-}
-
-static void count_step(struct slot *slot, struct step *step)
-{
-    (void)step;
-    slot->n_steps++;
-}
-
-static void put_step(struct slot *slot, struct step *step)
-{
-    slot->steps[slot->n_groups++] = step; /* n_groups counts steps until they are grouped */
-}
-
-static int by_time(const void *left, const void *right)
-{
-    const struct step *a = *(struct step *const *)left, *b = *(struct step *const *)right;
-    if (a->start_ns != b->start_ns)
-        return a->start_ns < b->start_ns ? -1 : 1;
-    return a->rank != b->rank ? a->rank - b->rank : a->line - b->line;
-}
-
-static void group_steps(struct slot *slot)
-{
-    qsort(slot->steps, (size_t)slot->n_steps, sizeof *slot->steps, by_time);
-    slot->groups = need(calloc((size_t)slot->n_steps, sizeof *slot->groups));
-    slot->n_groups = 0;
-    for (int i = 0; i < slot->n_steps; i++) {
-        struct step *step = slot->steps[i];
-        if (i == 0 || step->start_ns != slot->steps[i - 1]->start_ns
-            || step->rank != slot->steps[i - 1]->rank)
-            slot->groups[slot->n_groups++] = (struct group){step->start_ns, i, i, NULL};
-        slot->groups[slot->n_groups - 1].end = i + 1;
-    }
-}
-
-static void fill_slots(struct table *table)
-{
-    size_t n_slots = (size_t)((FN_COUNT + MAX_FIELDS) * (table->n_devices ? table->n_devices : 1));
-    table->slots = need(calloc(n_slots, sizeof *table->slots));
-    for (int i = 0; i < table->n_steps; i++)
-        each_slot(table, table->steps[i], count_step);
-    for (size_t i = 0; i < n_slots; i++)
-        if (table->slots[i].n_steps)
-            table->slots[i].steps = need(calloc((size_t)table->slots[i].n_steps,
-                                                sizeof(struct step *)));
-    for (int i = 0; i < table->n_steps; i++)
-        each_slot(table, table->steps[i], put_step);
-    for (size_t i = 0; i < n_slots; i++)
-        if (table->slots[i].n_steps)
-            group_steps(&table->slots[i]);
 }
 
 static const char *read_line(struct table *table, char *line, size_t length, int number)
@@ -333,37 +253,6 @@ struct table *table_load(const char *path, struct table *older)
     }
     if (older)
         keep_counts(table, older);
-    fill_slots(table);
     table->older = older;
     return table;
-}
-
-static bool used_up(const struct step *step, int device, bool last, int64_t now_ns)
-{
-    if (step->span_ns >= 0)
-        return now_ns - step->start_ns >= step->span_ns;
-    if (step->times < 0 && last)
-        return false;
-    return step->used[device] >= (step->times < 0 ? 1 : step->times);
-}
-
-const struct step *table_pick(struct table *table, int function, int device, int64_t now_ns)
-{
-    struct slot *slot = slot_of(table, function, device);
-    while (slot->n_started < slot->n_groups
-           && slot->groups[slot->n_started].start_ns <= now_ns) {
-        struct group *group = &slot->groups[slot->n_started++];
-        group->below = slot->top;
-        slot->top = group;
-    }
-    /* What is used up stays so: drop it, and no call looks at it again. */
-    for (; slot->top; slot->top = slot->top->below)
-        for (struct group *group = slot->top; group->next < group->end; group->next++) {
-            struct step *step = slot->steps[group->next];
-            if (!used_up(step, device, group->next == group->end - 1, now_ns)) {
-                step->used[device]++;
-                return step;
-            }
-        }
-    return NULL;
 }
