@@ -1,6 +1,6 @@
 """What is measured of a GPU: each signal declared once, for every source that reads it."""
 
-from gpuwatch.signals import Histogram, Kind, Signal
+from gpuwatch.signals import Histogram, Kind, Signal, Total
 
 # Bit numbers: nvml.h, nvmlClocksEventReason*.
 REASONS = (
@@ -87,11 +87,119 @@ CLOCK_LIMIT = Signal(
 )
 POWER_LIMIT = Signal(
     "gpu_power_limit_watts",
-    "Power limit of the board when the source was opened.",
+    "Power limit of the board: enforced is what holds, requested what was asked for, default, min"
+    " and max are the board's own.",
     Kind.GAUGE,
     "watts",
     label="limit",
     bounds=(0.5, 20_000.0),
+)
+
+PERFORMANCE_STATE = Signal(
+    "gpu_performance_state",
+    "Performance state of the GPU; 0 is the fastest.",
+    Kind.GAUGE,
+    "",
+    bounds=(0.0, 15.0),  # 32 stands for unknown
+)
+MARGIN = Signal(
+    "gpu_temperature_margin_celsius",
+    "How far the GPU is from slowing down for heat, by its own reckoning; below 0 it has.",
+    Kind.GAUGE,
+    "celsius",
+    bounds=(-100.0, 126.0),
+    refresh_seconds=0.1,
+)
+THRESHOLD = Signal(
+    "gpu_temperature_threshold_celsius",
+    "Temperature at which the GPU slows down or shuts down, and the highest that core and memory"
+    " are made for.",
+    Kind.GAUGE,
+    "celsius",
+    label="threshold",
+    bounds=(1.0, 126.0),  # drivers answer 0 and 127 where there is none
+)
+POWER_SAMPLE = Signal(
+    "gpu_power_sample_watts",
+    "Power of the board as the driver itself samples it, about every 20 ms.",
+    Kind.GAUGE,
+    "watts",
+    bounds=(0.5, 20_000.0),
+    statistics=("",),
+    refresh_seconds=0.02,
+)
+ENERGY = Signal(
+    "gpu_energy_joules_total",
+    "Energy that the board has used since the driver was loaded.",
+    Kind.COUNTER,
+    "joules",
+    scale=1e-3,
+)
+THROTTLE_SECONDS = Signal(
+    "gpu_throttle_seconds_total",
+    "The driver's own count of the time with this clock event reason active.",
+    Kind.COUNTER,
+    "seconds",
+    label="reason",
+    scale=1e-9,
+    total=Total.INCREASE,
+)
+MEMORY_USED = Signal(
+    "gpu_memory_used_bytes",
+    "Memory that is allocated; where gpu_memory_reserved_bytes is not told, what the driver keeps"
+    " for itself too.",
+    Kind.GAUGE,
+    "bytes",
+    bounds=(0.0, 1e15),
+)
+MEMORY_FREE = Signal(
+    "gpu_memory_free_bytes",
+    "Memory that can be allocated.",
+    Kind.GAUGE,
+    "bytes",
+    bounds=(0.0, 1e15),
+)
+MEMORY_RESERVED = Signal(
+    "gpu_memory_reserved_bytes",
+    "Memory that driver and firmware keep for themselves.",
+    Kind.GAUGE,
+    "bytes",
+    bounds=(0.0, 1e15),
+)
+MEMORY_SIZE = Signal(
+    "gpu_memory_size_bytes",
+    "Memory of the GPU.",
+    Kind.GAUGE,
+    "bytes",
+    bounds=(1.0, 1e15),
+)
+PROCESSES = Signal(
+    "gpu_processes",
+    "Processes that have the GPU open for compute or graphics.",
+    Kind.GAUGE,
+    "",
+    bounds=(0.0, 1e6),
+)
+PCIE_RECEIVED, PCIE_TRANSMITTED = (
+    Signal(
+        f"gpu_pcie_{direction}_bytes_total",
+        f"Bytes of PCIe packets that the GPU has {direction}, headers included, since the daemon's"
+        " start; without those of the time in gpu_counters_uncovered_seconds_total.",
+        Kind.COUNTER,
+        "bytes",
+        total=Total.COVERED,
+    )
+    for direction in ("received", "transmitted")
+)
+NVLINK_RECEIVED, NVLINK_TRANSMITTED = (
+    Signal(
+        f"gpu_nvlink_{direction}_bytes_total",
+        f"Bytes of data that the GPU has {direction} over all its NVLinks since they came up.",
+        Kind.COUNTER,
+        "bytes",
+        scale=1024.0,
+    )
+    for direction in ("received", "transmitted")
 )
 
 
@@ -111,6 +219,15 @@ SM_ACTIVE = _active("sm", "Share of the SMs that were busy")
 TENSOR_ACTIVE = _active("tensor", "Share of time in which tensor cores worked")
 DRAM_ACTIVE = _active("dram", "Share of the memory's bandwidth that was used")
 GRAPHICS_ACTIVE = _active("graphics", "Share of time in which any kernel or graphics ran")
+
+NVLINKS_EXPECTED = Signal(
+    "gpu_nvlink_links_expected",
+    "NVLinks that the GPU in this slot has had up, as the inventory keeps it.",
+    Kind.GAUGE,
+    "",
+    bounds=(0.0, 64.0),
+)
+
 ACTIVE_SIGNALS = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_ACTIVE, GRAPHICS_ACTIVE)
 
 SLOW_SIGNALS = (
