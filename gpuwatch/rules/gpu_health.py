@@ -114,7 +114,7 @@ RULES = (
         severity="critical",
         per="gpu",
         help="The driver asks for a recovery of the GPU; the value is 1 for a reset, 2 for a "
-        "reboot, 3 to drain its peers, 4 to drain and reset.",
+        "reboot, 3 for a drain, 4 for a drain and a reset, more in the runbook.",
         next_step="Drain the node, then do what the value says.",
         judge=lambda view: view.highest("gpu_recovery_action"),
         limit=1.0,
