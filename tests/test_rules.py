@@ -8,7 +8,7 @@ import pytest
 import ticks
 from ticks import GPU, SECOND, firing, tick
 
-from gpuwatch import gpu_signals, mig_signals
+from gpuwatch import gpu_health_signals, gpu_signals, mig_signals
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.gpu_signals import REASONS, THROTTLE, UTILIZATION
 from gpuwatch.ring import RingSchema
@@ -275,15 +275,12 @@ def test_source_failing_needs_a_quarter_of_an_hour():
     assert firing(judged([(500, down), (5000, None)], SOURCE)[0]) == set()
 
 
-# Columns of NVML's counters, which are not read yet.
-LATER = "gpu_(ecc|nvlink|pcie|row_remap|recovery|processes|temperature_(margin|threshold))"
-
-
 def test_columns_the_rules_read_are_declared():
     """Every GPU's column that is written in a rule is one a source serves."""
     signals = {
         signal.name: signal
-        for signal in (*vars(gpu_signals).values(), *vars(mig_signals).values())
+        for module in (gpu_signals, gpu_health_signals, mig_signals)
+        for signal in vars(module).values()
         if isinstance(signal, Signal)
     }
     written = set()
@@ -291,10 +288,7 @@ def test_columns_the_rules_read_are_declared():
         text = re.sub('name="[a-z_]+"', "", path.read_text())
         written |= set(re.findall(r"""['"](gpu_\w+)(?:\{(\w+)=.*?\})?['"]""", text))
     assert len(written) > 20
-    later = {name for name, _ in written if re.match(LATER, name)} - signals.keys()
     for name, label in written:
-        if name in later:
-            continue
         assert name in signals, name
         assert (signals[name].label or "") == label or not label
 
