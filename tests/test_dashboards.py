@@ -31,9 +31,24 @@ TARGET_LABELS = {"job", "instance", "le", "alertname", "alertstate", "scope"}
 NOT_SHOWN = {
     "gpuwatch_gpu_clock_hertz_mean": "the histogram's sum over its count is exact at every zoom",
     "gpuwatch_gpu_utilization_ratio": "one sample says nothing; min, max and mean are shown",
+    **{
+        f"gpuwatch_gpu_{part}_active_ratio": "one sample says nothing; its extremes are shown"
+        for part in ("sm", "tensor", "dram")
+    },
+    **{
+        f"gpuwatch_{entity}_graphics_active_ratio{suffix}": "says no more than utilization"
+        for entity in ("gpu", "gpu_instance")
+        for suffix in ("", "_min", "_max", "_mean")
+    },
+    **{
+        f"gpuwatch_gpu_instance_{part}_active_ratio{suffix}": "the mean of an instance is shown"
+        for part in ("sm", "tensor", "dram")
+        for suffix in ("", "_min", "_max")
+    },
     "process_cpu_seconds_total": "gpuwatch_process_cpu_seconds_total has it for every duty",
     "process_virtual_memory_bytes": "address space is not memory",
 }
+OF_INSTANCES = ("SMs", "Tensor cores", "Memory bandwidth")
 # With the nodes of the test below these have rightly nothing to show.
 EMPTY = {
     ("gpuwatch-self", "Sources that failed"),
@@ -44,6 +59,8 @@ EMPTY = {
     *((uid, "Warning alerts") for uid in MODELS),
     ("gpuwatch-node", "Info alerts"),
     ("gpuwatch-gpu", "Info alerts"),
+    *(("gpuwatch-gpu", f"{title} of instances") for title in OF_INSTANCES),
+    ("gpuwatch-gpu", "Instances"),
 }
 TEMPERATURES = ("Core temperature", "Memory temperature")
 VARIABLES = {

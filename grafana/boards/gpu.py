@@ -31,7 +31,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import frame
+from boards import frame, mig
 from gpuwatch.gpu_signals import CLOCK
 
 NODE = 'instance="$instance"'
@@ -49,7 +49,7 @@ def build() -> Json:
         "gpuwatch-gpu",
         "gpuwatch / GPU",
         "One GPU: where its clock went, and why.",
-        [_state(), _reasons(), _clock(), _power_and_heat(), _identity()],
+        [_state(), _reasons(), _clock(), _work(), _power_and_heat(), mig.row(M), _identity()],
         [frame.job(), frame.instance(many=False), frame.gpu(many=False)],
         frame.alerts(NODE, 'gpu="$gpu"'),
     )
@@ -254,14 +254,39 @@ def _clock_ranges() -> list[Json]:
     return [override(bound, displayName=name) for bound, name in names.items()]
 
 
-def _power_and_heat() -> Row:
-    def envelope(name: str, *matchers: str) -> list[Query]:
-        return [
-            Query(over("avg", M(f"{name}_mean", *matchers)), "mean"),
-            Query(over("min", M(f"{name}_min", *matchers)), "lowest"),
-            Query(over("max", M(f"{name}_max", *matchers)), "highest"),
-        ]
+def _envelope(name: str, *matchers: str) -> list[Query]:
+    """Return queries of mean, lowest and highest sample."""
+    return [
+        Query(over("avg", M(f"{name}_mean", *matchers)), "mean"),
+        Query(over("min", M(f"{name}_min", *matchers)), "lowest"),
+        Query(over("max", M(f"{name}_max", *matchers)), "highest"),
+    ]
 
+
+def _work() -> Row:
+    def share(title: str, part: str, text: str) -> Json:
+        return timeseries(
+            title,
+            f"{text}: mean, lowest and highest tenth of a second.",
+            "percentunit",
+            _envelope(f"gpu_{part}_active_ratio"),
+            high=1,
+            overrides=band("lowest", "highest", "blue"),
+            no_value="Not told: GPM came with Hopper",
+            width=8,
+        )
+
+    return Row(
+        "Work",
+        [
+            share("SMs", "sm", "Share of the SMs that were busy"),
+            share("Tensor cores", "tensor", "Share of time in which tensor cores worked"),
+            share("Memory bandwidth", "dram", "Share of the memory's bandwidth that was used"),
+        ],
+    )
+
+
+def _power_and_heat() -> Row:
     return Row(
         "Power, heat and work",
         [
@@ -270,7 +295,7 @@ def _power_and_heat() -> Row:
                 "Mean, lowest and highest sample, and the enforced limit. Peaks above it for a "
                 "moment are normal; a mean at the limit is a GPU that is held by it.",
                 "watt",
-                [*envelope("gpu_power_watts"), Query(POWER_LIMIT, "limit")],
+                [*_envelope("gpu_power_watts"), Query(POWER_LIMIT, "limit")],
                 overrides=[*band("lowest", "highest", "blue"), dashed("limit")],
             ),
             timeseries(
@@ -278,7 +303,7 @@ def _power_and_heat() -> Row:
                 "Share of time in which a kernel ran: mean, lowest and highest sample. It says "
                 "that the GPU is busy, not that it works well.",
                 "percentunit",
-                envelope("gpu_utilization_ratio"),
+                _envelope("gpu_utilization_ratio"),
                 high=1,
                 overrides=band("lowest", "highest", "blue"),
             ),
@@ -287,7 +312,7 @@ def _power_and_heat() -> Row:
                 "Mean, lowest and highest sample. The dashed mark at 80 C is for comparison: each "
                 "model has its own slowdown temperature.",
                 "celsius",
-                envelope("gpu_temperature_celsius", CORE),
+                _envelope("gpu_temperature_celsius", CORE),
                 soft_low=COOL,
                 steps=HOT,
                 overrides=[fixed("mean", "orange"), *band("lowest", "highest", "orange")],
@@ -296,7 +321,7 @@ def _power_and_heat() -> Row:
                 "Memory temperature",
                 "Mean, lowest and highest sample. The dashed mark at 95 C is for comparison.",
                 "celsius",
-                envelope("gpu_temperature_celsius", MEMORY),
+                _envelope("gpu_temperature_celsius", MEMORY),
                 soft_low=COOL,
                 steps=MEMORY_HOT,
                 overrides=[fixed("mean", "purple"), *band("lowest", "highest", "purple")],
