@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.rises import Rises
 from gpuwatch.signals import Entity, Event
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ class View:
     """What a judge sees: one entity at one tick, and sums over the rule's window.
 
     `share`, `busy_share`, `mean` and `rise` take the tick in when called: a judge calls the same
-    ones, once each, at every tick. They are None while the entity does not have the column. `part`,
-    `lasting` and `told` do so too, for what no column has.
+    ones, once each, at every tick. They are None while the entity does not have the column.
+    `rises`, `peak` and `fell` do so too, and `part`, `lasting` and `told` for what no column has.
     `siblings` are the views of all entities of the kind under the same rule, this one too, and
     `measured` what the rule's `measure` said of this entity in this tick.
     """
@@ -122,6 +123,9 @@ class View:
         self.judged_ns = 0  # data time with an answer, as the engine counts it
         self._window_ns = round(rule.window_seconds * SECOND_NS)
         self._sums: dict[tuple[str, str], _Sum] = {}
+        self._rises: dict[tuple[str, ...], Rises] = {}
+        self._peaks: dict[str, float] = {}
+        self._lasts: dict[str, float] = {}
         self._since_ns: dict[str, int] = {}
         self._told: dict[str, deque[tuple[int, int]]] = {}
 
@@ -136,8 +140,16 @@ class View:
         self._window_ns = max(self._window_ns, tick.end_ns - tick.start_ns)
 
     def window(self, name: str) -> "Window | None":
-        """Return the entity's column in this tick, None if it has no such column now."""
-        return self.tick.window(self.entity, name)
+        """Return the entity's column in this tick, None if it has no such column now.
+
+        The columns of the interfaces of an RDMA port are the port's, too: all of them together.
+        """
+        found = self.tick.window(self.entity, name)
+        if found is None:
+            for entity in self.tick.links.get(self.entity, ()):
+                other = self.tick.window(entity, name)
+                found = found.merge(other) if found and other else found or other
+        return found
 
     def columns(self, signal: str) -> list[str]:
         """Return the names of the entity's columns of a signal, one for each label value."""
@@ -213,6 +225,37 @@ class View:
         covered_ns = max((window.covered_ns for window in windows), default=0)
         total.push(self.tick.end_ns, covered_ns, billionths)
         return total.value / BILLION if windows and total.counted_ns else None
+
+    def rises(self, *names: str, delay_seconds: float = 0.0) -> "Rises | None":
+        """Return the increases of a counter, or of several together, by when they came.
+
+        None while none is known. They reach back over the rule's window. `delay_seconds` is how
+        long an increase is held back, so that it may turn out to count for nothing.
+        """
+        windows = [window for name in names if (window := self.window(name))]
+        if not windows:
+            return None
+        found = self._rises.get(names)
+        if found is None:
+            delay_ns = round(delay_seconds * SECOND_NS)
+            found = self._rises[names] = Rises(self._window_ns + delay_ns, delay_ns)
+        found.push(self.tick.end_ns, sum(window.increase for window in windows))
+        return found
+
+    def peak(self, name: str) -> float | None:
+        """Return the highest value that a column had since the start, None if it never had one."""
+        now = self.highest(name)
+        if now is not None:
+            self._peaks[name] = max(now, self._peaks.get(name, now))
+        return self._peaks.get(name)
+
+    def fell(self, name: str) -> bool:
+        """Say whether a column was lower at some time of the tick than before."""
+        window = self.window(name)
+        if window is None or not window.covered_ns:
+            return False
+        before, self._lasts[name] = self._lasts.get(name, window.last), window.last
+        return window.minimum < before or window.last < window.maximum
 
     def lasting(self, what: str, holds: bool) -> int:
         """Return for how long something holds already, to the tick's end; 0 if it does not."""

@@ -6,6 +6,7 @@ weighs nothing.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -95,7 +96,10 @@ class Rows(NamedTuple):
 
 @dataclass(slots=True)
 class Tick:
-    """Everything known about one tick of data time: what rules judge and metrics are made of."""
+    """Everything known about one tick of data time: what rules judge and metrics are made of.
+
+    `links` are the entities that serve another one: the interfaces of an RDMA port.
+    """
 
     start_ns: int
     end_ns: int
@@ -104,6 +108,7 @@ class Tick:
     histograms: dict[Entity, dict[str, TimeHistogram]] = field(default_factory=dict)
     rows: list[Rows] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    links: Mapping[Entity, tuple[Entity, ...]] = field(default_factory=dict)
 
     def window(self, entity: Entity, name: str) -> Window | None:
         """Return the window of a column, None if no ring has the column."""

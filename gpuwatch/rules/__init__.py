@@ -1,7 +1,7 @@
 """The rules. To add one: write it into the tuple of its file."""
 
 from gpuwatch.rule import Rule
-from gpuwatch.rules import gpu, gpu_health, health, host, kernel_log, work
+from gpuwatch.rules import gpu, gpu_health, health, host, kernel_log, network, work
 
 RULES: tuple[Rule, ...] = (
     *gpu.RULES,
@@ -9,5 +9,6 @@ RULES: tuple[Rule, ...] = (
     *health.RULES,
     *host.RULES,
     *kernel_log.RULES,
+    *network.RULES,
     *work.RULES,
 )
