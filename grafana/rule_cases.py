@@ -18,8 +18,19 @@ Gpu = tuple[float, float, float, str]  # SM clock, utilization, power, model
 Fired = tuple[dict[str, str], str]  # labels beyond the rule's own, summary
 
 # The labels of the entity in a case, by the rule's `per`.
-ENTITY = {"gpu": {"gpu": "2", "uuid": "GPU-2"}, "source": {"source": "nvml_state"}, "host": {}}
-ENTITY_TEXT = {"gpu": "GPU 2 (GPU-2) of node1", "source": "source nvml_state of node1"}
+ENTITY = {
+    "gpu": {"gpu": "2", "uuid": "GPU-2"},
+    "source": {"source": "nvml_state"},
+    "pci_device": {"pci_bus_id": "0000:1b:00.0"},
+    "rdma_port": {"device": "mlx5_0", "port": "1"},
+    "host": {},
+}
+ENTITY_TEXT = {
+    "gpu": "GPU 2 (GPU-2) of node1",
+    "source": "source nvml_state of node1",
+    "pci_device": "PCI device 0000:1b:00.0 of node1",
+    "rdma_port": "RDMA port mlx5_0/1 of node1",
+}
 
 
 def gpu(clock: float = FAST, busy: float = 0.98, power: float = DRAWN, model: str = H200) -> Gpu:

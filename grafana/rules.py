@@ -37,6 +37,8 @@ STRAGGLER = {"warning": 0.07, "critical": 0.15}
 WHERE = {
     "gpu": "GPU {{ $labels.gpu }} ({{ $labels.uuid }}) of {{ $labels.instance }}",
     "source": "source {{ $labels.source }} of {{ $labels.instance }}",
+    "pci_device": "PCI device {{ $labels.pci_bus_id }} of {{ $labels.instance }}",
+    "rdma_port": "RDMA port {{ $labels.device }}/{{ $labels.port }} of {{ $labels.instance }}",
     "host": "{{ $labels.instance }}",
 }
 

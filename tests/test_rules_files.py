@@ -49,7 +49,13 @@ def metrics(text):
 
 def unknown(text):
     """Return the metrics that a text names and nobody serves or records."""
-    return metrics(text) - CONTRACT.keys() - set(RECORDS)
+    parts = {
+        name + part
+        for name, entry in CONTRACT.items()
+        if entry["type"] == "histogram"
+        for part in ("_bucket", "_sum", "_count")
+    }
+    return metrics(text) - CONTRACT.keys() - set(RECORDS) - parts
 
 
 def queries_of(text):
