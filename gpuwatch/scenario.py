@@ -17,7 +17,7 @@ from gpuwatch.source import Context, EntityInfo
 
 SCENARIOS = (
     *("healthy", "power-capped", "thermal", "power-brake"),
-    *("gpu-lost", "gpu-hang", "xid-79", "starved", "mig"),
+    *("gpu-lost", "gpu-hang", "xid-79", "starved", "mig", "rdma-loss", "rdma-flap"),
 )
 FAULTLESS = ("healthy", "power-capped")
 

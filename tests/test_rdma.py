@@ -87,14 +87,11 @@ def test_eight_mlx5_ports_to_the_last_number(tree):
             "port_errors_received_total": 0,
             "port_receive_remote_physical_errors_total": 0,
             "port_discards_transmitted_total": 0,
-            "vl15_dropped_total": 0,
             "rx_write_requests_total": 3_810_000_000,
-            "rx_read_requests_total": 12,
             "local_ack_timeout_errors_total": 5,
             "packet_sequence_errors_total": 2,
             "implied_nak_seq_errors_total": 0,
             "roce_adp_retransmits_total": 0,
-            "roce_adp_retransmits_timeout_total": 0,
             "req_transport_retries_exceeded_total": 0,
             "req_rnr_retries_exceeded_total": 0,
             "out_of_sequence_packets_received_total": 4,
@@ -105,7 +102,6 @@ def test_eight_mlx5_ports_to_the_last_number(tree):
             "rp_cnp_ignored_packets_received_total": 0,
             "np_cnp_packets_sent_total": 9,
             "np_ecn_marked_roce_packets_received_total": 8,
-            "roce_slow_restart_total": 0,
             "rx_icrc_encapsulated_errors_total": 0,
             "req_cqes_errors_total": 0,
             "resp_cqes_errors_total": 0,
@@ -119,7 +115,7 @@ def test_eight_mlx5_ports_to_the_last_number(tree):
             "rate_bytes_per_second": 50e9,
             "expected_rate_bytes_per_second": 50e9,
             "link_width_lanes": 4.0,
-            "port_counters": 39.0,
+            "port_counters": 35.0,
             "queue_pairs": None,
         }
         assert rdma.errors() == {}
@@ -230,7 +226,7 @@ def test_a_file_that_answers_with_an_error_is_left_out_alone(tree, monkeypatch):
             found = rdma.read("mlx5_0/1")
         assert found["port_transmit_wait_total"] is None
         assert found["link_downed_total"] == 1
-        assert found["port_counters"] == 38
+        assert found["port_counters"] == 34
         assert len(asked) == 1
         assert rdma.told("rdma_quarantined") == []
 
@@ -257,6 +253,8 @@ def test_a_port_that_begins_to_fail_is_left_alone_and_tried_again(tree, monkeypa
     tree.mlx5(0)
     tree.mlx5(1)
     with reading(tree) as rdma:
+        rdma.read("mlx5_0/1")
+        rdma.housekeep(SECOND_NS)
         before = rdma.read("mlx5_0/1")
         faults = dict.fromkeys(("symbol_error", "link_downed", "packet_seq_err"), errno.EREMOTEIO)
         asked = failing(monkeypatch, faults)

@@ -7,25 +7,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuwatch.source import Source
+from gpuwatch.sources.ethtool import Ethtool
 from gpuwatch.sources.gpm import Gpm
 from gpuwatch.sources.host import Host
 from gpuwatch.sources.kmsg import Kmsg
 from gpuwatch.sources.mig import Mig
+from gpuwatch.sources.netdev import Netdev
 from gpuwatch.sources.nvml_state import NvmlState
+from gpuwatch.sources.rdma import Rdma
 from gpuwatch.sources.simulated import SimulatedState
 from gpuwatch.sources.simulated_gpm import SimulatedGpm
 from gpuwatch.sources.simulated_host import SimulatedHost, SimulatedKmsg
 from gpuwatch.sources.simulated_mig import SimulatedMig
+from gpuwatch.sources.simulated_network import SimulatedEthtool, SimulatedNetdev, SimulatedRdma
 
 SOURCES: dict[str, tuple[type[Source], ...]] = {
     "state": (NvmlState,),
     "counters": (Gpm, Mig),
-    "host": (Host, Kmsg),
+    "network": (Rdma, Netdev),
+    "host": (Host, Kmsg, Ethtool),
 }
 SIMULATED: dict[str, tuple[type[Source], ...]] = {
     "state": (SimulatedState,),
     "counters": (SimulatedGpm, SimulatedMig),
-    "host": (SimulatedHost, SimulatedKmsg),
+    "network": (SimulatedRdma, SimulatedNetdev),
+    "host": (SimulatedHost, SimulatedKmsg, SimulatedEthtool),
 }
 
 
