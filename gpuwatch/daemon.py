@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Server
 from gpuwatch.errors import INTERNAL
 from gpuwatch.exposition import Exposition
-from gpuwatch.feed import Feed
+from gpuwatch.facts import gather, seen_slots
+from gpuwatch.feed import Feed, entities_of
+from gpuwatch.inventory import Inventory, given_gpus
+from gpuwatch.lease import Leases, this_boot
 from gpuwatch.requests import answer
 from gpuwatch.rules import RULES
-from gpuwatch.siblings import ProcessorTime, SamplerChannels, SupervisorChannel
+from gpuwatch.siblings import Done, ProcessorTime, SamplerChannels, SupervisorChannel
 from gpuwatch.signals import HOST, Event
 from gpuwatch.snapshot import ChildState
 from gpuwatch.status import describe, snapshot
 from gpuwatch.store import Store
 from gpuwatch.topology import pci_gpus
 from gpuwatch.totals import Totals
+from gpuwatch.verdict import VerdictFile
 from gpuwatch.web import Body, WebServer
 from gpuwatch.window import Tick
 
@@ -57,8 +62,11 @@ class Daemon:
             {source: duty for duty, sources in self.config["duties"].items() for source in sources},
             float(self.config["ring"]["seconds"]),
         )
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot_id = this_boot()
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
+        self.leases = Leases(self.store, boot_id)
+        self.made_up = self.config["source"]["kind"] != "nvml"
+        self.inventory = Inventory(self.store, 0 if self.made_up else given_gpus())
         self._severities = {rule.name: rule.severity for rule in RULES}
         for alert in self.engine.alerts():
             if alert.state == "firing":
@@ -81,8 +89,12 @@ class Daemon:
         }
         self._clock_watch = ClockWatch()
         self._upkeep_ns = 0
-        self.pci_gpus: int | None = None
+        self.addresses: list[str] = []  # of GPUs on the PCI bus
+        self.gpus_pci: int | None = None
+        self.gpus_expected: int | None = None
         self.nvml_up: bool | None = None
+        self._verdict = VerdictFile(self.runtime)
+        self._verdict_fault = ""
         self._body = Body(b"")
         self._status: dict[str, Any] = {}
         self._store_fault = ""
@@ -96,6 +108,7 @@ class Daemon:
         """Work until told to stop."""
         self._render()
         self.web.start()
+        self.follow_leases()  # before anybody may touch what is released
         self.supervisor.ready()
         self.child.beat(page.RUNNING)
         while not self.child.stopping and self.web.serving:
@@ -114,6 +127,11 @@ class Daemon:
             return INTERNAL
         return 0
 
+    def follow_leases(self, done: Done | None = None) -> None:
+        """Have exactly what is released now let go; `done` hears who does not."""
+        self.feed.release(self.leases.duties)
+        self.supervisor.release(self.leases.duties, done)
+
     def _tell_fault(self, fault: Exception, now_ns: int) -> None:
         if repr(fault) != self._fault or now_ns - self._fault_told_ns > FAULT_QUIET_NS:
             self._fault, self._fault_told_ns = repr(fault), now_ns
@@ -126,10 +144,10 @@ class Daemon:
         if now_ns - self._upkeep_ns >= UPKEEP_NS:
             self._upkeep_ns = now_ns
             self._upkeep(now_ns)
-        generations = {duty: m.generation for duty, m in self.feed.manifests.items()}
+        generations = {duty: manifest.generation for duty, manifest in self.feed.live.items()}
         for duty, event in self.samplers.poll(generations):
-            self._note(self.feed.add_event(duty, event))
-        self.feed.states.update(self.samplers.states)
+            self.note(self.feed.add_event(duty, event))
+        self.feed.hear(self.samplers.states)
         self._waiting += self.feed.poll(now_ns)
         closed = len(self._waiting)
         while self._waiting:  # one that fails is lost alone
@@ -148,11 +166,14 @@ class Daemon:
         if tick.start_ns >= self.started_ns:
             self.totals.add(tick)
         for event in self.engine.judge(tick):
-            self._note(event)
+            self.note(event)
+        if self.feed.released:
+            self.engine.drop_pending()
         self.ticks = (tick, *self.ticks[:1])
         self.ticks_closed += 1
 
-    def _note(self, event: Event) -> None:
+    def note(self, event: Event) -> None:
+        """Keep an event and log it as it deserves."""
         self.events.append(event)
         if event.time_ns < self.started_ns - SECOND_NS:
             return  # told again by a sampler, or read again from its rings: logged when it was new
@@ -171,16 +192,16 @@ class Daemon:
         step_ns, suspend_ns = self._clock_watch.look()
         if step_ns:
             detail = f"{step_ns / SECOND_NS:+.3f} s"
-            self._note(Event(now_ns, HOST, "clock_step", detail))
+            self.note(Event(now_ns, HOST, "clock_step", detail))
         if suspend_ns:
-            self._note(Event(now_ns, HOST, "suspended", f"{suspend_ns / SECOND_NS:.0f} s"))
+            self.note(Event(now_ns, HOST, "suspended", f"{suspend_ns / SECOND_NS:.0f} s"))
         if self.store.fault != self._store_fault:
             self._store_fault = self.store.fault
             log.warning("state: %s", self._store_fault or "written to disk again")
-        addresses = pci_gpus(Path(self.config["paths"]["sysfs"]))
-        self.pci_gpus = len(addresses)
-        if self.config["source"]["kind"] == "nvml":
-            self.store.gpu_numbers(addresses)  # in order, before anybody speaks of one alone
+        for what in self.leases.look():
+            self.note(Event(now_ns, HOST, "resumed", f"{what}: its time is over"))
+            self.follow_leases()
+        self._look_at_gpus()
         for report in self.supervisor.children:
             duty, pid = report["duty"], report["pid"]
             self.children[duty] = ChildState(
@@ -188,6 +209,27 @@ class Daemon:
                 stuck=report.get("stuck", False),
                 cpu_seconds=self.processor_time.look(duty, pid),
             )
+
+    def _look_at_gpus(self) -> None:
+        """Compare the GPUs that are here with those that belong here."""
+        seen = seen_slots(self)
+        if self.made_up:
+            everything = entities_of(self.feed.manifests.values())
+            self.addresses = [
+                info.labels["pci_bus_id"] for info in everything if "pci_bus_id" in info.labels
+            ]
+            self.gpus_pci = len(self.addresses) or None
+        else:
+            self.addresses = pci_gpus(Path(self.config["paths"]["sysfs"]))
+            self.gpus_pci = len(self.addresses)
+            self.store.gpu_numbers(self.addresses)  # in order, before anybody speaks of one alone
+        for event in self.inventory.look(seen):
+            self.note(event)
+        configured = self.config["gpus"]["expected"]
+        self.gpus_expected = (
+            self.inventory.expected(configured, self.gpus_pci or 0) or self.gpus_pci
+        )
+        self.feed.facts = gather(self)
 
     # What the web server shows; called from its thread.
 
@@ -218,8 +260,16 @@ class Daemon:
 
     def _render(self) -> None:
         shown = snapshot(self)
+        if shown.verdict is not None:
+            self._keep_verdict(shown.verdict)
         self._body = Body(self.exposition.render(shown))
         self._status = describe(self, shown)
+
+    def _keep_verdict(self, verdict: Mapping[str, Any]) -> None:
+        fault = self._verdict.publish(verdict)
+        if fault and fault != self._verdict_fault:
+            log.warning("%s", fault)
+        self._verdict_fault = fault
 
 
 def main() -> int:

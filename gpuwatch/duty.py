@@ -12,7 +12,7 @@ from gpuwatch.process import Process, cause
 
 log = logging.getLogger("gpuwatch.supervisor")
 
-CAPABILITIES: Mapping[str, tuple[str, ...]] = {"state": ("SYS_NICE",)}
+CAPABILITIES: Mapping[str, tuple[str, ...]] = {"state": ("SYS_NICE",), "host": ("SYSLOG",)}
 START_DEADLINE_NS = 30 * SECOND_NS
 SILENT_DEADLINE_NS = 10 * SECOND_NS
 SILENT = "does nothing"
@@ -39,7 +39,14 @@ class Suspect:
 class Duty:
     """One sampler process after another. `poll` is called about ten times a second."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        changed: Callable[[], None],
+        *,
+        released: bool = False,
+    ) -> None:
         self.name = name
         self.settings = dict(settings)
         self.restarts = 0
@@ -56,6 +63,7 @@ class Duty:
         self._failures = 0
         self._attempt = 0
         self.stopping = False
+        self.released = released  # left to another tool: nothing runs until it is given back
         self._restarting = False
         self._retired: list[tuple[int, int]] = []  # (when, generation): its rings go then
         self._generation = 0
@@ -65,7 +73,7 @@ class Duty:
         self._reap()
         now = monotonic_ns()
         due = now >= self._start_at_ns and len(self._speechless) < HUNG_AT_MOST
-        if self.process is None and not self.stopping and due:
+        if self.process is None and due:
             self._start()
         if self.process is not None:
             self._judge(self.process)
@@ -88,12 +96,31 @@ class Duty:
         for process in self.processes():
             process.terminate()
 
+    def set_released(self, released: bool) -> None:
+        """Let go of the hardware, or take it up again; nothing if it is so already."""
+        if released == self.released:
+            return
+        self.released = released
+        self.reason = ""
+        if released:
+            for process in self.processes():
+                process.terminate()
+            return
+        now = monotonic_ns()
+        self._start_at_ns, self._failures, self._attempt = now, 0, 0
+        for suspect in self.suspects.values():  # a reset may have healed it
+            suspect.probe_at_ns = now
+
+    @property
+    def _resting(self) -> bool:
+        """Whether nothing is to be started."""
+        return self.stopping or self.released
+
     def remove_files(self) -> None:
         """Remove what a duty that was switched off had announced, and its rings."""
         for _, generation in self._retired:
             self._delete_rings(generation)
-        runtime = Path(self.settings["config"]["paths"]["runtime"])
-        (runtime / f"{self.name}.json").unlink(missing_ok=True)
+        self._remove_manifest()
 
     def processes(self) -> list[Process]:
         """Return all that still run, the abandoned and probes too."""
@@ -117,14 +144,21 @@ class Duty:
             "duty": self.name,
             "pid": process.pid if process else 0,
             "generation": self._generation,
-            "phase": process.phase if process else "waiting",
+            "phase": process.phase if process else "released" if self.released else "waiting",
             "reason": self.reason,
             "restarts": self.restarts,
             "stuck": self.stuck(),
             "excluded": sorted(self.suspects),
+            "holding": [
+                {"pid": process.pid, "call": process.pulse.reading() or process.phase}
+                for process in (self.processes() if self.released else ())
+            ],
         }
 
     def _start(self) -> None:
+        """Start the next child, unless none is wanted."""
+        if self._resting:
+            return
         self._generation += 1
         self._restarting = False
         excluded = sorted(self.suspects)
@@ -170,7 +204,7 @@ class Duty:
         lived = ended.lived_ns
         if status == EXIT_UNAVAILABLE:
             self._attempt += 1
-        elif self._restarting or self.stopping:
+        elif self._restarting or self._resting:
             pass
         else:
             self.restarts += 1
@@ -179,9 +213,8 @@ class Duty:
             self._start_at_ns = monotonic_ns() + int(delay * SECOND_NS)
             self.reason = f"child ended by {cause(status)}"
             log.warning("duty %s: %s: starting again in %g s", self.name, self.reason, delay)
-        if self.stopping:  # else a daemon would take its rings for a sampler's that stands still
-            runtime = Path(self.settings["config"]["paths"]["runtime"])
-            (runtime / f"{self.name}.json").unlink(missing_ok=True)
+        if self._resting:  # else a daemon would take its rings for a sampler's that stands still
+            self._remove_manifest()
         self._retire(ended.generation)
         ended.close()
         self._changed()
@@ -267,12 +300,12 @@ class Duty:
         probe = suspect.probe
         if probe is None:
             due = monotonic_ns() >= suspect.probe_at_ns and len(suspect.hung) < HUNG_AT_MOST
-            if due and not self.stopping:
+            if due and not self._resting:
                 suspect.probe = self._spawn({"only": entity, "known": self._known})
                 suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
             return
         probe.look()
-        if probe.status == 0 and not self.stopping:
+        if probe.status == 0 and not self._resting:
             log.info("duty %s: %s answers again", self.name, entity)
             probe.close()
             del self.suspects[entity]
@@ -298,6 +331,10 @@ class Duty:
         while len(self._retired) >= RETIRED_AT_MOST:  # of a child that ends again and again
             self._delete_rings(self._retired.pop(0)[1])
         self._retired.append((monotonic_ns() + int(keep_seconds * SECOND_NS), generation))
+
+    def _remove_manifest(self) -> None:
+        runtime = Path(self.settings["config"]["paths"]["runtime"])
+        (runtime / f"{self.name}.json").unlink(missing_ok=True)
 
     def _delete_rings(self, generation: int) -> None:
         for path in Path(self.settings["ring_directory"]).glob(f"*.{generation}.*.ring"):

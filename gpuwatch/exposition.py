@@ -22,7 +22,8 @@ from gpuwatch.page import Line, Page, header, number
 from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
 from gpuwatch.snapshot import Snapshot
 from gpuwatch.source import EntityInfo
-from gpuwatch.totals import Durations, EventTotal, TimeShares, Totals
+from gpuwatch.totals import Durations, EventTotal, TimeShares
+from gpuwatch.verdict import WORDS
 from gpuwatch.xid import MAIN_CODES
 
 log = logging.getLogger("gpuwatch.exposition")
@@ -81,7 +82,7 @@ class Exposition:
                 self._put(page, column.signal.name, column.entity, value, _fragment(column))
         for shown in self._shown:
             self._put_column(page, snapshot, shown)
-        self._put_totals(page, snapshot.totals)
+        self._put_totals(page, snapshot)
         for metric in self._process.collect():
             for sample in metric.samples:
                 self._header(sample.name, metric.type, metric.documentation)
@@ -152,6 +153,16 @@ class Exposition:
         self._put(page, "gpus_expected", HOST, snapshot.gpus_expected)
         for what, released in snapshot.released.items():
             self._put(page, "released", Entity("what", what), released)
+        if snapshot.released.get("gpus"):
+            self._up.clear()
+        if snapshot.verdict is not None:
+            for word in WORDS:
+                self._put(
+                    page,
+                    "node_verdict",
+                    Entity("verdict", word),
+                    word == snapshot.verdict["verdict"],
+                )
         gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
         ups = [self._is_up(snapshot, gpu) for gpu in gpus]
         for gpu, up in zip(gpus, ups, strict=True):
@@ -167,9 +178,9 @@ class Exposition:
 
     def _is_up(self, snapshot: Snapshot, gpu: Entity) -> int | None:
         """Return 1 or 0; the last word counts while the sampler is silent for a few seconds."""
-        feeder = snapshot.signal_sources.get("gpu_up", "")
-        released = snapshot.released.get("gpus") or snapshot.released.get(feeder)
-        if not snapshot.ticks or released:
+        feeder = snapshot.sources.get(snapshot.signal_sources.get("gpu_up", ""))
+        off = snapshot.released.get("gpus") or (feeder is not None and not feeder.planned)
+        if not snapshot.ticks or off:
             self._up.pop(gpu, None)
             return None
         window = snapshot.live(gpu, "gpu_up")
@@ -283,7 +294,10 @@ class Exposition:
             if window is not None:
                 self._put(page, signal.name, entity, int(window.maximum), _parts(name)[1])
 
-    def _put_totals(self, page: Page, totals: Totals) -> None:
+    def _put_totals(self, page: Page, snapshot: Snapshot) -> None:
+        totals = snapshot.totals
+        if snapshot.released.get("gpus"):  # all that is summed up here is of GPUs
+            return
         for (entity, name), total in totals.bits.items():
             stem, fragment = _parts(name)
             seconds = total.active_ns / SECOND_NS

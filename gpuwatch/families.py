@@ -29,6 +29,11 @@ FAMILIES = (
     *((name, "gauge", text) for name, text in INFOS.values()),
     ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
     ("released", "gauge", "1 while this is left to another tool."),
+    (
+        "node_verdict",
+        "gauge",
+        "1 for what should become of this node by the alerts that fire, 0 for the others.",
+    ),
     ("alert_firing", "gauge", "1 while the alert fires."),
     ("alert_transitions_total", "counter", "Changes of alerts into this state since the start."),
     ("source_up", "gauge", "1 if the source delivered in the newest quarter second."),

@@ -8,17 +8,17 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.errors import ConfigError
-from gpuwatch.paths import open_regular
+from gpuwatch.paths import VERDICT, open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader
 from gpuwatch.signals import Column, Entity, Event
-from gpuwatch.source import EntityInfo, constant_from_json
+from gpuwatch.source import NOT_PLANNED, EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import TICK_NS, Tick, Window
 
@@ -83,7 +83,8 @@ class Feed:
     ) -> None:
         self.manifests: dict[str, Manifest] = {}
         self.rings: dict[Path, Attached] = {}
-        self.states: dict[str, str] = dict.fromkeys(sources, "on")
+        self.released: frozenset[str] = frozenset()  # duties left to other tools
+        self._told: dict[str, str] = dict.fromkeys(sources, "on")
         self._duties = dict(sources)
         self._runtime = runtime
         self._numbers = numbers
@@ -92,23 +93,45 @@ class Feed:
         self._faults: dict[Path, str] = {}
         self._events: deque[Event] = deque()
         self._constants: dict[Entity, dict[str, float]] = {}
+        self._links: dict[Entity, tuple[Entity, ...]] = {}
         self._next_end_ns = 0
         # What the daemon itself knows of the node, for the rules: values by entity and name.
         self.facts: dict[Entity, dict[str, float]] = {}
 
     @property
+    def states(self) -> dict[str, str]:
+        """How each source is: on, off on request, unavailable, released."""
+        released = {name for name, duty in self._duties.items() if duty in self.released}
+        return {
+            name: "released" if name in released else state for name, state in self._told.items()
+        }
+
+    def hear(self, states: Mapping[str, str]) -> None:
+        """Take over what children say of their sources."""
+        self._told.update(states)
+
+    def release(self, duties: Iterable[str]) -> None:
+        """Expect nothing of exactly these duties; what they told before is shown no more."""
+        self.released = frozenset(duties)
+        for ring in self.rings.values():
+            if ring.reader.schema.duty in self.released:
+                ring.current = False
+        self._gather_constants()
+
+    @property
+    def live(self) -> dict[str, Manifest]:
+        """The manifests of duties that are not released."""
+        return {duty: m for duty, m in self.manifests.items() if duty not in self.released}
+
+    @property
     def entities(self) -> list[EntityInfo]:
-        """Everything the children speak of, each once, GPUs by number."""
-        labels: dict[Entity, dict[str, str]] = {}
-        for manifest in self.manifests.values():
-            for info in manifest.entities:
-                labels.setdefault(info.entity, {}).update(info.labels)
-        return [EntityInfo(entity, known) for entity, known in labels.items()]
+        """Everything that is watched, each once, GPUs by number."""
+        return entities_of(self.live.values())
 
     @property
     def constants(self) -> list[tuple[Column, float]]:
         """Values that do not change while a source is open."""
-        return [value for manifest in self.manifests.values() for value in manifest.constants]
+        return [value for manifest in self.live.values() for value in manifest.constants]
 
     @property
     def columns(self) -> list[Column]:
@@ -118,9 +141,15 @@ class Feed:
     def add_event(self, duty: str, event: Event) -> Event:
         """Put a child's event into the tick to come; return it with the entity's number."""
         names = self.manifests[duty].names if duty in self.manifests else {}
-        event = replace(event, entity=names.get(event.entity, event.entity))
+        event = replace(event, entity=names.get(event.entity) or self._numbered(event.entity))
         self._events.append(event)
         return event
+
+    def _numbered(self, entity: Entity) -> Entity:
+        """Return a GPU by number also if it is in no manifest, as one that has left the bus."""
+        if entity.kind != "gpu" or ":" not in entity.id:
+            return entity
+        return Entity("gpu", str(self._numbers.gpu_numbers([entity.id])[entity.id]))
 
     def poll(self, now_ns: int) -> list[Tick]:
         """Read what has come and return the ticks that can be closed."""
@@ -146,6 +175,8 @@ class Feed:
 
     def _look_for_manifests(self) -> None:
         for path in self._runtime.glob("*.json"):
+            if path.stem in self.released or path.name == VERDICT:
+                continue
             try:
                 stat = path.stat()
             except OSError:  # its sampler was switched off
@@ -196,10 +227,14 @@ class Feed:
         self.manifests[manifest.duty] = manifest
         for source, state in manifest.sources.items():
             self._duties[source] = manifest.duty
-            self.states[source] = str(state["state"])
+            self._told[source] = str(state["state"])
+        self._gather_constants()
+
+    def _gather_constants(self) -> None:
         self._constants = {}
         for column, value in self.constants:
             self._constants.setdefault(column.entity, {})[column.name] = value
+        self._links = links_of(self.entities)
 
     def _names(self, infos: list[EntityInfo]) -> dict[Entity, Entity]:
         """Return each GPU's entity by number: the recorded one, else the store's."""
@@ -241,12 +276,12 @@ class Feed:
         return now_ns >= end_ns + GRACE_NS + delivery
 
     def _close(self, end_ns: int) -> Tick:
-        tick = Tick(end_ns - TICK_NS, end_ns, constants=self._constants)
-        fed = dict.fromkeys(self._duties, False)
+        tick = Tick(end_ns - TICK_NS, end_ns, constants=self._constants, links=self._links)
+        states, fed = self.states, dict.fromkeys(self._duties, False)
         for ring in self.rings.values():
             source = ring.reader.schema.source
             ended = not ring.current and ring.windows.oldest_ns is None
-            if ended or self.states.get(source) == "off":
+            if ended or states.get(source) in NOT_PLANNED:
                 continue  # nobody plans to read there: nothing is missing
             ring.windows.close(tick)
             rows = tick.rows[-1].late_seconds
@@ -258,7 +293,7 @@ class Feed:
                 for name, value in values.items()
             )
         for source, up in fed.items():
-            if self.states.get(source, "on") != "off":
+            if states.get(source) not in NOT_PLANNED:
                 tick.windows[Entity("source", source)] = {
                     "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),
                     **self._lateness(tick, source),
@@ -288,6 +323,25 @@ class Feed:
     def ring_paths(self) -> list[str]:
         """Return the files of all rings that still hold samples, for a recording."""
         return [os.fspath(path) for path in self.rings]
+
+
+def entities_of(manifests: Iterable[Manifest]) -> list[EntityInfo]:
+    """Return everything that these manifests speak of, each once, GPUs by number."""
+    labels: dict[Entity, dict[str, str]] = {}
+    for manifest in manifests:
+        for info in manifest.entities:
+            labels.setdefault(info.entity, {}).update(info.labels)
+    return [EntityInfo(entity, known) for entity, known in labels.items()]
+
+
+def links_of(infos: Iterable[EntityInfo]) -> dict[Entity, tuple[Entity, ...]]:
+    """Return the interfaces of each RDMA port; their labels name the port."""
+    links: dict[Entity, tuple[Entity, ...]] = {}
+    for info in infos:
+        if info.entity.kind == "interface" and "device" in info.labels:
+            port = Entity("rdma_port", f"{info.labels['device']}/{info.labels['port']}")
+            links[port] = (*links.get(port, ()), info.entity)
+    return links
 
 
 def _identity(entity: Entity) -> dict[str, str]:

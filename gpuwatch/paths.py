@@ -13,6 +13,7 @@ from gpuwatch.errors import ConfigError
 SYSTEM_RUNTIME = Path("/run/gpuwatch")
 SYSTEM_STATE = Path("/var/lib/gpuwatch")
 CONTROL = "control.sock"
+VERDICT = "verdict.json"
 BUNDLED_RECORDING = Path(__file__).with_name("data") / "h200.gwr"
 
 

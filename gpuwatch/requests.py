@@ -9,27 +9,43 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message
+from gpuwatch.facts import answers, seen_slots
+from gpuwatch.feed import entities_of
+from gpuwatch.lease import HOLDERS
+from gpuwatch.signals import HOST, Event
 from gpuwatch.source import constant_to_json
 from gpuwatch.status import alert_json
+from gpuwatch.store import SlotRow
+from gpuwatch.topology import in_bus_order
 
 if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
 
 RECORD_DEADLINE_SECONDS = 120.0
 MAX_RECORD_SECONDS = 3600.0
+MAX_LEASE_SECONDS = 7 * 86400.0
+FREE = ("status", "inventory")  # for every user of the machine
 
 
 def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any]) -> None:
-    """Do what a user asks and answer: at once, or for a recording when it is written.
+    """Do what a user asks and answer: at once, or when a recording is written or a GPU let go.
 
-    Root and the daemon's own user may do all, others read the status.
+    Root and the daemon's own user may do all, others read.
     """
-    if message.get("command") != "status" and connection.peer.uid not in (0, os.geteuid()):
+    if message.get("command") not in FREE and connection.peer.uid not in (0, os.geteuid()):
         connection.send({"error": "only root may do that: ask with sudo"})
         return
     match message:
         case {"command": "status"}:
             connection.send(_brief(daemon))
+        case {"command": "inventory"}:
+            connection.send(_inventory(daemon))
+        case {"command": "accept"}:
+            _accept(daemon, connection)
+        case {"command": "release", "what": str(what), "seconds": int() | float() as seconds}:
+            _release(daemon, connection, what, _float(seconds))
+        case {"command": "resume", "what": str(what)}:
+            _resume(daemon, connection, what)
         case {"command": "record", "last_seconds": int() | float() as seconds}:
             _record(daemon, connection, _float(seconds))
         case {"command": "acknowledge"}:
@@ -77,6 +93,121 @@ def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: 
         connection.send({"error": f"source {source}: its sampler {duty} does not answer"})
 
 
+def _fault(daemon: "Daemon", what: str) -> str:
+    """Return why something can be neither released nor resumed here, "" if it can."""
+    if what not in HOLDERS:
+        return f"{what}: not one of {', '.join(HOLDERS)}"
+    if not daemon.config["duties"].keys() & HOLDERS[what]:
+        return f"{what}: no sampler of this gpuwatch holds them: there is nothing to release"
+    return ""
+
+
+def _release(daemon: "Daemon", connection: Connection, what: str, seconds: float) -> None:
+    fault = _fault(daemon, what)
+    if not fault and not 0 < seconds <= MAX_LEASE_SECONDS:
+        fault = f"seconds {seconds:g}: more than 0, at most {MAX_LEASE_SECONDS:g}"
+    if fault:
+        connection.send({"error": fault})
+        return
+    daemon.leases.grant(what, seconds)
+    daemon.note(Event(monotonic_ns(), HOST, "released", f"{what} for {seconds:g} s"))
+
+    def done(result: Message) -> None:
+        fault = daemon.store.fault
+        connection.send({"released": what, "seconds": seconds, "fault": fault, **result})
+
+    daemon.follow_leases(done)
+
+
+def _resume(daemon: "Daemon", connection: Connection, what: str) -> None:
+    if fault := _fault(daemon, what):
+        connection.send({"error": fault})
+        return
+    was = daemon.leases.end(what)
+    if was:
+        daemon.note(Event(monotonic_ns(), HOST, "resumed", what))
+        daemon.follow_leases()
+    connection.send({"resumed": what, "was_released": was})
+
+
+def _present(daemon: "Daemon") -> list[str]:
+    """Return the addresses of the GPUs that are here.
+
+    A container sees the bus of its host, or none: there those count that tell who they are.
+    """
+    if daemon.addresses and not daemon.inventory.given:
+        return daemon.addresses
+    return in_bus_order(slot.pci_bus_id for slot in seen_slots(daemon).values())
+
+
+def _inventory(daemon: "Daemon") -> Message:
+    """Return what belongs here, slot by slot, and how what is here compares."""
+    present = _present(daemon)
+    seen = {slot.pci_bus_id: (gpu, slot.uuid) for gpu, slot in seen_slots(daemon).items()}
+
+    def state(slot: SlotRow) -> str:
+        gpu, uuid = seen.get(slot.pci_bus_id, (None, slot.uuid))
+        if slot.pci_bus_id not in present:
+            return "gone"
+        if uuid != slot.uuid:
+            return "replaced"
+        up = None if gpu is None else answers(daemon, gpu)
+        return "unknown" if up is None else "present" if up else "silent"
+
+    slots = daemon.inventory.slots
+    return {
+        "expected": daemon.gpus_expected,
+        "slots": [
+            {
+                "gpu": daemon.store.numbers.get(address),
+                "state": state(slots[address]),
+                **slots[address]._asdict(),
+                "uuid_now": seen[address][1] if address in seen else None,
+            }
+            for address in in_bus_order(slots)
+        ],
+    }
+
+
+def _accept(daemon: "Daemon", connection: Connection) -> None:
+    """Take what is here for what belongs here; GPUs are numbered anew if that changes a number."""
+    seen = seen_slots(daemon)
+    up = [gpu for gpu in seen if answers(daemon, gpu)]
+    if not up or daemon.config["source"]["kind"] == "replay":
+        what = "no GPU answers now" if not up else "a recording's GPUs are as they were"
+        connection.send({"error": f"{what}: there is nothing to accept"})
+        return
+    present = _present(daemon)
+    gone = daemon.inventory.accept(present, seen.values())
+    acknowledged = sum(map(daemon.engine.acknowledge, up))
+    text = f"{len(present)} GPUs, gone: {', '.join(gone) or 'none'}"
+    daemon.note(Event(monotonic_ns(), HOST, "inventory_accepted", text))
+    others = in_bus_order(set(daemon.addresses) - set(present))  # a container's host has them
+    order = [*present, *others]
+    renumbered = daemon.store.numbers != {address: n for n, address in enumerate(order)}
+    answer = {
+        "accepted": len(present),
+        "gone": gone,
+        "acknowledged": acknowledged,
+        "renumbered": renumbered,
+    }
+
+    def renumber(result: Message) -> None:
+        """Start everything anew, once nobody speaks of a GPU by its address any more."""
+        if "error" in result:
+            connection.send(result)
+            return
+        daemon.store.renumber(order)
+        daemon.supervisor.renew()
+        daemon.child.stopping = True
+        connection.send(answer)
+
+    if renumbered:
+        daemon.supervisor.release({*daemon.leases.duties, *HOLDERS["gpus"]}, renumber)
+    else:
+        connection.send(answer)
+
+
 def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
     if not 0 < seconds <= MAX_RECORD_SECONDS:
         connection.send(
@@ -99,7 +230,7 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
         "since_ns": since,
         "until_ns": now,
         "names": [[old, new] for m in manifests for old, new in m.names.items()],
-        "entities": [info.to_json() for info in daemon.feed.entities],
+        "entities": [info.to_json() for info in entities_of(manifests)],
         "constants": {
             m.duty: [constant_to_json(column, value) for column, value in m.constants]
             for m in manifests

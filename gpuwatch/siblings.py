@@ -5,12 +5,13 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, connect
 from gpuwatch.process import settings_file
 from gpuwatch.signals import Event
@@ -18,28 +19,49 @@ from gpuwatch.signals import Event
 log = logging.getLogger("gpuwatch.daemon")
 
 PACKET_BYTES = 256 * 1024
+RELEASE_NS = 15 * SECOND_NS  # a child that stands still outside a call is killed after 10 s
+
+Done = Callable[[Message], None]
 
 
 class SupervisorChannel:
-    """Hears what the children do and asks for one-off jobs; never waits."""
+    """Hears what the children do, asks for one-off jobs, has duties let go; never waits."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        self._jobs: dict[int, Callable[[Message], None]] = {}
+        self._jobs: dict[int, Done] = {}
         self._number = 0
+        self._release = 0
+        self._heard = 0  # the latest release that the supervisor's reports know of
+        self._releases: list[tuple[int, int, Done]] = []  # number, deadline, who waits
         self.children: list[Message] = []
 
     def ready(self) -> None:
         """Say that the endpoint listens."""
-        self._socket.send(json.dumps({"ready": True}).encode())
+        self._send({"ready": True})
+
+    def renew(self) -> None:
+        """Have another daemon started when this one ends, which it is asked to."""
+        self._send({"renew": True})
+
+    def release(self, duties: Iterable[str], done: Done | None = None) -> None:
+        """Have exactly these duties let go of the hardware, and all others go on.
+
+        `done` gets {"holding"}: nobody once they have let go, else, some seconds later, the
+        processes that still hold it; {"error"} if the supervisor says nothing.
+        """
+        self._release += 1
+        self._send({"release": sorted(duties), "number": self._release})
+        if done is not None:
+            self._releases.append((self._release, monotonic_ns() + RELEASE_NS, done))
 
     def spawn(
         self,
         kind: str,
         settings: Mapping[str, Any],
         deadline_seconds: float,
-        done: Callable[[Message], None],
+        done: Done,
     ) -> None:
         """Have a job run; `done` gets its result: `status`, `output`, `late`."""
         self._number += 1
@@ -57,9 +79,27 @@ class SupervisorChannel:
             while packet := self._socket.recv(PACKET_BYTES):
                 message = json.loads(packet)
                 if "children" in message:
-                    self.children = message["children"]
+                    self.children, self._heard = message["children"], message["release"]
                 elif "job" in message and message["job"] in self._jobs:
                     self._jobs.pop(message["job"])(message)
+        self._answer_releases()
+
+    def _answer_releases(self) -> None:
+        """Tell who waits, once a report that knows of the request says how it is."""
+        holding = [one for report in self.children for one in report.get("holding", ())]
+        for waiting in list(self._releases):
+            number, deadline_ns, done = waiting
+            late = monotonic_ns() > deadline_ns
+            if self._heard >= number and (late or not holding):
+                done({"holding": holding})
+            elif late:
+                done({"error": "the supervisor does not answer: see the log"})
+            else:
+                continue
+            self._releases.remove(waiting)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._socket.send(json.dumps(message).encode())
 
 
 class SamplerChannels:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuwatch.alerts import Alert
 from gpuwatch.signals import Column, Entity
@@ -12,12 +13,16 @@ from gpuwatch.window import Tick, Window
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What the daemon knows of a source; None is not known. `errors` counts by error name."""
+    """What the daemon knows of a source; None is not known. `errors` counts by error name.
+
+    `planned`: whether anybody means to read it now.
+    """
 
     age_seconds: float | None = None
     period_seconds: float | None = None
     period_achieved_seconds: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+    planned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Snapshot:
     first. `columns` are those of all attached rings and `constants` the values that do not
     change, both with GPUs named by number. `transitions` counts by (rule, new state) and holds
     every pair from the start; `released` says of each thing that can be released whether it is.
+    `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
     `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
     """
 
@@ -55,6 +61,7 @@ class Snapshot:
     nvml_up: bool | None = None
     gpus_pci: int | None = None
     gpus_expected: int | None = None
+    verdict: Mapping[str, Any] | None = None
     recordings: int = 0
 
     def live(self, entity: Entity, name: str) -> Window | None:

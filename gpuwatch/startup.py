@@ -24,9 +24,9 @@ from gpuwatch.tmpfs import ring_directory
 log = logging.getLogger("gpuwatch.supervisor")
 
 VALIDATION_NS = 30 * SECOND_NS
-# The sockets and rings of children, by duty and generation, the daemon's socket, and how far the
-# kernel log was told.
-_OURS = re.compile(r"control\.sock|kmsg\.position|\w+\.\d+\.(sock|[\w.~]+\.ring)")
+# The sockets and rings of children, by duty and generation, the daemon's socket and verdict, and how
+# far the kernel log was told.
+_OURS = re.compile(r"control\.sock|verdict\.json|kmsg\.position|\w+\.\d+\.(sock|[\w.~]+\.ring)")
 
 
 class Validation:

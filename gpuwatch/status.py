@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch import __version__
 from gpuwatch.alerts import Alert
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
-from gpuwatch.signals import Entity, Kind, column_name
+from gpuwatch.gpu_signals import NVLINKS_EXPECTED
+from gpuwatch.signals import Column, Entity, Kind, column_name
 from gpuwatch.snapshot import Snapshot, SourceState
+from gpuwatch.source import NOT_PLANNED
 from gpuwatch.totals import seconds_name
+from gpuwatch.verdict import judge
 
 if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
@@ -20,9 +23,7 @@ NVML = "nvml_state"
 
 def snapshot(daemon: "Daemon") -> Snapshot:
     """Gather what is known now, for the metrics."""
-    entities = daemon.feed.entities
-    listed = sum(info.entity.kind == "gpu" for info in entities) or None
-    pci = daemon.pci_gpus if daemon.config["source"]["kind"] == "nvml" else listed
+    alerts = daemon.engine.alerts()
     refresh: dict[str, float] = {}
     feeders: dict[str, str] = {}
     counted = {key for key, value in daemon.totals.counters.items() if not math.isnan(value)}
@@ -45,20 +46,30 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         totals=daemon.totals,
         ticks=daemon.ticks,
         columns=daemon.feed.columns,
-        constants=daemon.feed.constants,
-        entities=entities,
-        alerts=daemon.engine.alerts(),
+        constants=[*daemon.feed.constants, *_expected_links(daemon)],
+        entities=daemon.feed.entities,
+        alerts=alerts,
         transitions=daemon.engine.transitions,
         sources=_sources(daemon),
         children=daemon.children,
         signal_refresh=refresh,
         signal_sources=feeders,
-        released={source: state == "off" for source, state in daemon.feed.states.items()},
+        released=daemon.leases.released,
         nvml_up=_nvml_up(daemon),
-        gpus_pci=pci,
-        gpus_expected=daemon.config["gpus"]["expected"] or pci,
+        gpus_pci=daemon.gpus_pci,
+        gpus_expected=daemon.gpus_expected,
+        verdict=judge(alerts) if daemon.ticks else None,
         recordings=daemon.recordings,
     )
+
+
+def _expected_links(daemon: "Daemon") -> list[tuple[Column, float]]:
+    name = NVLINKS_EXPECTED.name
+    return [
+        (Column(gpu, NVLINKS_EXPECTED), values[name])
+        for gpu, values in daemon.feed.facts.items()
+        if name in values
+    ]
 
 
 def _sources(daemon: "Daemon") -> dict[str, SourceState]:
@@ -74,12 +85,13 @@ def _sources(daemon: "Daemon") -> dict[str, SourceState]:
             continue
         newest = [ns for ring in rings if (ns := ring.windows.newest_ns) is not None]
         fastest = min(rings, key=lambda ring: ring.reader.period_ns)  # it stands for its source
-        planned = state != "off"
+        planned = state not in NOT_PLANNED
         found[source] = SourceState(
             age_seconds=max(0, now - max(newest)) / SECOND_NS if newest else None,
             period_seconds=fastest.reader.period_ns / SECOND_NS if planned else None,
             period_achieved_seconds=fastest.windows.achieved_seconds if planned else None,
             errors=daemon.samplers.total_errors(source),
+            planned=planned,
         )
     return found
 
@@ -89,7 +101,8 @@ def _nvml_up(daemon: "Daemon") -> bool | None:
 
     The sampler says so by running or by being unavailable; between two samplers its word holds.
     """
-    if daemon.feed.states.get(NVML, "off") == "off":
+    if daemon.feed.states.get(NVML, "off") in NOT_PLANNED:
+        daemon.nvml_up = None  # what is there when it is read again may be another driver
         return None
     for report in daemon.supervisor.children:
         feeds = report["duty"] == "replay" or NVML in daemon.config["duties"].get(
@@ -109,7 +122,7 @@ def _driver_is_silent(report: Mapping[str, Any]) -> bool:
 
 def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
     """Return the status page's JSON; null where something is not known."""
-    alerts = [alert for alert in daemon.engine.alerts() if alert.state != "inactive"]
+    alerts = [alert for alert in shown.alerts if alert.state != "inactive"]
     clocks = read_clocks()
     return {
         "version": __version__,
@@ -118,6 +131,8 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         "ticks_closed": daemon.ticks_closed,
         "time_ns": clocks.monotonic_ns,
         "realtime_ns": clocks.realtime_ns,
+        "verdict": shown.verdict["verdict"] if shown.verdict else None,
+        "released": shown.released,
         "alerts": [
             {**alert_json(alert), "since": wall_text(clocks.wall_ns(alert.since_ns))}
             for alert in alerts
@@ -130,6 +145,7 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         "sources": {
             name: {
                 "state": state,
+                "reason": _reason(daemon, name),
                 "period_seconds": found.period_seconds if found else None,
                 "period_achieved_seconds": found.period_achieved_seconds if found else None,
                 "errors": dict(found.errors) if found else {},
@@ -144,6 +160,12 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         ],
         "state": {"path": str(daemon.state), "fault": daemon.store.fault},
     }
+
+
+def _reason(daemon: "Daemon", source: str) -> str:
+    """Return why a source does not work beside others of its sampler that do, "" if it does."""
+    sources = [manifest.sources.get(source, {}) for manifest in daemon.feed.manifests.values()]
+    return next((str(told["reason"]) for told in sources if told.get("reason")), "")
 
 
 def _values(shown: Snapshot, entity: Entity) -> dict[str, float]:
@@ -166,4 +188,5 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "recording": alert.recording,
         "next_step": alert.next_step,
         "detail": alert.detail,
+        "verdict": alert.verdict,
     }

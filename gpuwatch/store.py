@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from gpuwatch.alerts import AlertRow
+from gpuwatch.topology import in_bus_order
 
 APPLICATION_ID = 0x67707577  # "gpuw", in the file's header
 VERSION = 1
@@ -116,17 +117,22 @@ class Store:
 
         Addresses not seen before are numbered after all that were.
         """
-        new = _in_bus_order(set(pci_bus_ids) - self._numbers.keys())
+        new = in_bus_order(set(pci_bus_ids) - self._numbers.keys())
         for number, address in enumerate(new, max(self._numbers.values(), default=-1) + 1):
             self._numbers[address] = number
         if new:
             self._attempt(())
         return {address: self._numbers[address] for address in pci_bus_ids}
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The number of every address that has one."""
+        return dict(self._numbers)
+
     def renumber(self, pci_bus_ids: Iterable[str]) -> None:
-        """Give these GPUs numbers in the order of the bus; forget all others, with their alerts."""
+        """Give these GPUs numbers in this order; forget all others, with their alerts."""
         addresses = {str(number): address for address, number in self._numbers.items()}
-        self._numbers = {one: number for number, one in enumerate(_in_bus_order(pci_bus_ids))}
+        self._numbers = {address: number for number, address in enumerate(pci_bus_ids)}
         alerts = list(self._alerts.values())
         self._alerts.clear()
         for row in alerts:
@@ -272,11 +278,6 @@ class Store:
         self.inventory += tuple(SlotRow(*row) for row in slots if row[0] not in here)
         held = {lease.what for lease in self.leases}
         self.leases += tuple(LeaseRow(*row) for row in leases if row[0] not in held)
-
-
-def _in_bus_order(addresses: Iterable[str]) -> list[str]:
-    """Sort PCI addresses; a domain may have more than four digits."""
-    return sorted(addresses, key=lambda one: (len(one), one))
 
 
 def _rows(

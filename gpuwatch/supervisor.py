@@ -19,9 +19,10 @@ from typing import Any
 from gpuwatch import logs, systemd
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.duty import Duty
-from gpuwatch.errors import INTERNAL, USAGE, GpuwatchError
+from gpuwatch.errors import INTERNAL, USAGE
 from gpuwatch.job import Job
 from gpuwatch.process import Process, cause
+from gpuwatch.reload import Reload
 from gpuwatch.startup import Validation, prepared
 
 log = logging.getLogger("gpuwatch.supervisor")
@@ -39,7 +40,6 @@ MAX_DELAY_SECONDS = 10.0
 # Config sections that a child must be started anew for; a sampler also for that of its own name.
 SAMPLER_SECTIONS = frozenset({"simulated", "ring", "collectors", "log"})
 DAEMON_SECTIONS = frozenset({"rules", "gpus", "ring", "collectors", "log"})
-FIXED_SECTIONS = ("paths", "source", "web")  # a reload cannot change these
 
 
 def run(request: Mapping[str, Any]) -> int:
@@ -59,7 +59,7 @@ def run(request: Mapping[str, Any]) -> int:
         select.select([], [], [], 0.01)
     logs.configure(config["log"])
     with prepared(config) as (sockets, rings):
-        return Supervisor(request, config, sockets, rings, signals).run()
+        return Supervisor(Reload(request), config, sockets, rings, signals).run()
 
 
 class Supervisor:
@@ -67,13 +67,12 @@ class Supervisor:
 
     def __init__(
         self,
-        request: Mapping[str, Any],
+        reload: Reload,
         config: dict[str, Any],
         sockets: list[socket.socket],
         rings: Path,
         signals: set[int],
     ) -> None:
-        self.request = request
         self.config = config
         self.sockets = sockets
         self.rings = rings
@@ -89,8 +88,10 @@ class Supervisor:
         self._reported_ns = 0
         self._signals = signals  # that have come and were not heeded yet
         self._ready = False
-        self._validation: Validation | None = None
-        self._reloading = False
+        self._reload = reload
+        self._renewing = False  # the daemon ends because it was asked to, for another one
+        self._released: frozenset[str] = frozenset()  # duties left to other tools
+        self._release = 0  # number of the latest request that said so
         self._status = 0
 
     def run(self) -> int:
@@ -103,10 +104,11 @@ class Supervisor:
         fed_ns = 0
         while not self._signals & STOPS and not self._status:
             # Another reload while one is under way is the next one, however often it was asked for.
-            if signal.SIGHUP in self._signals and self._validation is None:
+            if signal.SIGHUP in self._signals and not self._reload.running:
                 self._signals.discard(signal.SIGHUP)
-                self._validate()
-            self._poll_validation()
+                self._reload.begin()
+            if (config := self._reload.poll(self.config)) is not None:
+                self._take(config)
             self._poll_daemon()
             self._poll_duties()
             self._poll_jobs()
@@ -149,11 +151,11 @@ class Supervisor:
                 daemon.kill()
                 daemon.still_ns = 0
             return
-        if not self._ready and not self._reloading:
+        if not self._ready and not self._renewing:
             log.error("the daemon ended by %s before it listened", cause(daemon.status))
             self._status = USAGE if daemon.status == USAGE else INTERNAL
             return
-        if not self._reloading:
+        if not self._renewing:
             self.daemon_restarts += 1
             self._daemon_failures += 1
             if daemon.lived_ns > DAEMON_START_NS:
@@ -161,7 +163,7 @@ class Supervisor:
             delay = 0 if self._daemon_failures == 1 else 2.0 ** (self._daemon_failures - 2)
             self._daemon_start_ns = now + int(min(delay, MAX_DELAY_SECONDS) * SECOND_NS)
             log.warning("the daemon ended by %s: starting it again", cause(daemon.status))
-        self._reloading = False
+        self._renewing = False
         self._drop_daemon()
 
     def _drop_daemon(self) -> None:
@@ -215,7 +217,7 @@ class Supervisor:
         running = {duty.name for duty in self.duties}
         settings = self._sampler_settings()
         self.duties += [
-            Duty(name, settings, self._report)
+            Duty(name, settings, self._report, released=name in self._released)
             for name in self.config["duties"]
             if name not in running
         ]
@@ -241,8 +243,12 @@ class Supervisor:
                 self._channel = None
                 return
             message = json.loads(packet)
-            if message.get("ready"):
+            if "ready" in message:
                 self._daemon_is_ready()
+            elif "release" in message:
+                self._set_released(message)
+            elif "renew" in message:
+                self._renew_daemon()
             elif "spawn" in message:
                 self._spawn(message, descriptors)
 
@@ -261,6 +267,19 @@ class Supervisor:
             systemd.ready(status)
             log.info("ready: %s", status)
         self._report()
+
+    def _set_released(self, message: Mapping[str, Any]) -> None:
+        """Leave exactly the named duties to other tools."""
+        self._released, self._release = frozenset(message["release"]), message["number"]
+        for duty in self.duties:
+            duty.set_released(duty.name in self._released)
+        self._report()
+
+    def _renew_daemon(self) -> None:
+        """Have the daemon end, and another one start in its place."""
+        if self.daemon is not None:
+            self._renewing = True
+            self.daemon.terminate()
 
     def _spawn(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         try:
@@ -293,7 +312,7 @@ class Supervisor:
             "pid": self.daemon.pid if self.daemon else 0,
             "restarts": self.daemon_restarts,
         }
-        self._send({"children": [own, daemon, *children]})
+        self._send({"children": [own, daemon, *children], "release": self._release})
 
     def _keep_directories(self) -> None:
         """Make the directories again that a stranger removed: no child could start without."""
@@ -308,40 +327,8 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self._channel.send(json.dumps(message).encode())
 
-    def _validate(self) -> None:
-        """Have the config read anew, beside everything else."""
-        systemd.reloading()
-        try:
-            self._validation = Validation(self.request)
-        except GpuwatchError as fault:
-            self._end_reload(fault)
-
-    def _poll_validation(self) -> None:
-        """Take a changed config, or refuse it and stay as we are."""
-        if self._validation is None:
-            return
-        try:
-            config = self._validation.poll()
-            if config is None:
-                return
-            for section in FIXED_SECTIONS:
-                if config[section] != self.config[section]:
-                    raise GpuwatchError(
-                        f"[{section}] cannot change while running: restart gpuwatch"
-                    )
-            self._reload(config)
-        except GpuwatchError as fault:
-            self._end_reload(fault)
-        else:
-            self._end_reload(None)
-
-    def _end_reload(self, fault: GpuwatchError | None) -> None:
-        self._validation = None
-        for line in str(fault).splitlines() if fault else ():
-            log.error("config not reloaded: %s", line)
-        systemd.ready()
-
-    def _reload(self, config: dict[str, Any]) -> None:
+    def _take(self, config: dict[str, Any]) -> None:
+        """Go on with a changed config: only whom the change is about starts anew."""
         old, self.config = self.config, config
         changed = {name for name in config if config[name] != old[name]}
         log.info("config reloaded: %s", ", ".join(sorted(changed)) or "nothing changed")
@@ -352,9 +339,9 @@ class Supervisor:
                 duty.reload(self._sampler_settings())
         if self._ready:
             self._start_duties()
-        if changed & DAEMON_SECTIONS and self.daemon is not None:
-            self._reloading = True
-            self.daemon.terminate()
+        if changed & DAEMON_SECTIONS:
+            self._renew_daemon()
+        systemd.ready()
 
     def _stop(self) -> None:
         """End all children; none is killed inside a driver call."""
@@ -364,8 +351,7 @@ class Supervisor:
             duty.stop()
         for job in self.jobs:
             job.kill()
-        if self._validation is not None:
-            self._validation.kill()
+        self._reload.kill()
         while left := [process for duty in self.duties for process in duty.processes()]:
             passed = monotonic_ns() - start
             known = {process for duty in self.duties for process in duty.abandoned}

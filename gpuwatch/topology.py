@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 NVIDIA = "0x10de"
@@ -12,10 +13,15 @@ ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")  # a host bridge in /sys/devi
 def pci_gpus(sysfs: Path) -> list[str]:
     """Return the addresses of NVIDIA's display controllers (class 03), in domain order."""
     found = []
-    for device in sorted((sysfs / "bus/pci/devices").glob("*")):
+    for device in (sysfs / "bus/pci/devices").glob("*"):
         if _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(DISPLAY_CLASS):
             found.append(device.name)
-    return found
+    return in_bus_order(found)
+
+
+def in_bus_order(addresses: Iterable[str]) -> list[str]:
+    """Sort PCI addresses; a domain may have more than four digits."""
+    return sorted(addresses, key=lambda one: (len(one), one))
 
 
 def numa_node(sysfs: Path, bus_id: str) -> str:

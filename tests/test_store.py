@@ -146,7 +146,7 @@ def test_new_numbers_follow_the_bus_and_take_alerts_along(path, opened):
     store.gpu_numbers([BUS[0]])
     host = row("", entity_kind="host", rule="gpu_missing")
     store.save_alerts([row("0"), row("1"), row("2/1", entity_kind="gpu_instance"), host])
-    store.renumber([BUS[2], BUS[0]])
+    store.renumber([BUS[0], BUS[2]])
     store.close()
     again = opened(path)
     assert again.gpu_numbers([BUS[0], BUS[2]]) == {BUS[0]: 0, BUS[2]: 1}

@@ -4,9 +4,13 @@ from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
 from gpuwatch.commands.check import Check
+from gpuwatch.commands.inventory import Inventory
 from gpuwatch.commands.record import Record
+from gpuwatch.commands.release import Release
 from gpuwatch.commands.replay import Replay
+from gpuwatch.commands.resume import Resume
 from gpuwatch.commands.run import Run
+from gpuwatch.commands.verdict import Verdict
 
 
 class Command(Protocol):
@@ -25,4 +29,13 @@ class Command(Protocol):
         """Do it and return the exit code; raises GpuwatchError for what the user can mend."""
 
 
-COMMANDS: tuple[Command, ...] = (Run(), Check(), Record(), Replay())
+COMMANDS: tuple[Command, ...] = (
+    Run(),
+    Check(),
+    Verdict(),
+    Record(),
+    Replay(),
+    Inventory(),
+    Release(),
+    Resume(),
+)

@@ -86,6 +86,7 @@ RULES = (
         sticky=True,
         detect=seen_down,
         record=True,
+        verdict="reboot",  # nvidia-smi of a lost GPU: "Reboot the system to recover this GPU"
     ),
     Rule(
         name="gpu_missing",
@@ -108,6 +109,7 @@ RULES = (
         limit=1.0,
         for_seconds=60,
         record=True,
+        verdict="reboot",  # a reset waits for the processes that hang
     ),
     Rule(
         name="gpu_recovery_required",
@@ -118,6 +120,7 @@ RULES = (
         next_step="Drain the node, then do what the value says.",
         judge=lambda view: view.highest("gpu_recovery_action"),
         limit=1.0,
+        verdict={1.0: "reset", 2.0: "reboot", 3.0: "reset", 4.0: "reset"},
     ),
     Rule(
         name="gpu_ecc_uncorrected",
