@@ -67,16 +67,21 @@ class Host:
 
     def _open_pressure(self) -> tuple[Column, ...]:
         """Open what can be read of pressure; return its columns."""
+        refused, why = [], ""
         for resource, wanted in RESOURCES.items():
             path = self._procfs / "pressure" / resource
             try:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                offered = dict(_PRESSURE.findall(os.pread(file, 4096, 0)))
+                offered = {kind.decode() for kind, _ in _PRESSURE.findall(path.read_bytes())}
+                kinds = [kind for kind in wanted if kind in offered]
+                if kinds:
+                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    self._pressures[resource] = file, kinds
             except OSError as fault:
-                why = f"{path}: {fault.strerror}: boot the kernel with psi=1 to have it"
-                self.findings.events.append(Event(monotonic_ns(), HOST, "pressure_off", why))
-                continue
-            self._pressures[resource] = file, [kind for kind in wanted if kind.encode() in offered]
+                refused.append(resource)
+                why = f"{fault.strerror}: boot the kernel with psi=1 to have it"
+        if refused:
+            text = f"{self._procfs / 'pressure'}: {', '.join(refused)}: {why}"
+            self.findings.events.append(Event(monotonic_ns(), HOST, "pressure_off", text))
         return tuple(
             column
             for column in PRESSURE_COLUMNS
