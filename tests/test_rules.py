@@ -323,6 +323,8 @@ def test_rules_are_complete_and_their_names_unique():
         "pcie_errors": "warning",
         "gpu_straggler": "warning",
         "gpu_straggler_severe": "critical",
+        "gpu_busy_without_work": "info",
+        "gpu_ghost_load": "info",
     }
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:

@@ -138,6 +138,50 @@ def test_what_cannot_be_compared_now_changes_nothing():
     assert fires((TEN, slow), (LONG, idle), (600, with_seven(gpu()))) == set()
 
 
+POWER_LIMIT = {'gpu_power_limit_watts{limit="enforced"}': 700.0}
+
+
+def load(utilization, watts, processes):
+    """Return a GPU as the driver shows it."""
+    return {
+        "gpu_utilization_ratio": utilization,
+        "gpu_power_watts": watts,
+        "gpu_processes": processes,
+    }
+
+
+STUCK = load(1.0, 196.0, 1.0)  # 28 % of the limit: a collective whose other side never came
+GHOST = load(1.0, 98.0, 0.0)  # a counter that stood still when its process ended
+LOADS = [
+    ([(600, STUCK)], set()),
+    ([(601, STUCK)], {"gpu_busy_without_work"}),
+    ([(601, GHOST)], {"gpu_ghost_load"}),
+    ([(600, GHOST)], set()),
+    ([(LONG, load(1.0, 655.0, 1.0))], set()),  # a healthy training
+    ([(LONG, load(1.0, 211.0, 1.0))], set()),
+    ([(LONG, load(0.9, 150.0, 4.0))], set()),
+    ([(LONG, load(0.0, 75.0, 0.0))], set()),
+    ([(LONG, load(0.9, 98.0, 0.0))], set()),
+    ([(300, STUCK), (60, load(1.0, 655.0, 1.0))] * 4, set()),
+    ([(LONG, load(1.0, 196.0, None))], set()),
+    ([(LONG, load(1.0, None, 1.0))], set()),
+    ([(601, STUCK), (180, load(1.0, 655.0, 1.0))], set()),
+]
+
+
+@pytest.mark.parametrize(("script", "expected"), LOADS)
+def test_a_load_that_only_looks_like_work(script, expected):
+    """Full use at little power and use by nobody are told apart, and a healthy load is neither."""
+    found = [(seconds, node(columns)) for seconds, columns in script]
+    assert firing(judged(found, POWER_LIMIT, work.RULES)[0]) == expected
+
+
+def test_without_a_power_limit_nothing_is_said_of_power():
+    """A limit that is not known is not 0."""
+    engine, _ = judged([(LONG, node(STUCK))], {}, work.RULES)
+    assert firing(engine) == set()
+
+
 shares = st.sampled_from([0.0, 0.1, 0.3, 0.72, 0.9, 1.0, None])
 clocks = st.sampled_from([0.0, 3.45e8, 1.2e9, 1.8e9, 1.98e9, None])
 masks = st.integers(0, 2 ** len(REASONS) - 1)
@@ -152,7 +196,7 @@ def test_only_a_gpu_below_others_of_its_kind_can_be_told(cells):
         | {column_name(THROTTLE, label): float(mask >> bit & 1) for bit, label in REASONS}
         for clock, busy, mask in cells
     ]
-    rules = [replace(rule, for_seconds=0.0) for rule in work.RULES]
+    rules = [replace(rule, for_seconds=0.0) for rule in work.RULES if rule.measure]
     engine, _ = judged([(3, node(*gpus))], LIMITS, rules)
     for alert in engine.alerts():
         if alert.state == "firing":

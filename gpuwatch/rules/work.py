@@ -1,4 +1,4 @@
-"""Rules about the work a GPU does, compared with that of its siblings."""
+"""Rules about the work a GPU does: slower than its siblings', or only seemingly there."""
 
 from statistics import median
 from typing import NamedTuple
@@ -12,6 +12,7 @@ ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is
 BUSY_RATIO = 0.2
 ALIKE = 0.2  # activity this far from the siblings' is another load
 PEERS = 2  # with fewer there is no telling who is slow
+FULL_RATIO = 0.95  # a utilization that looks like a GPU at work
 
 
 class Pace(NamedTuple):
@@ -58,6 +59,25 @@ def behind(view: View) -> float | None:
     return 1 - own.clock / median(peer.clock for peer in peers)
 
 
+def power_of_full(view: View) -> float | None:
+    """Return the share of its power limit that a fully used GPU of a process draws; else 1.
+
+    None if utilization, processes, power or limit are not known.
+    """
+    used, drawn = view.mean("gpu_utilization_ratio"), view.mean("gpu_power_watts")
+    limit = view.constant('gpu_power_limit_watts{limit="enforced"}')
+    processes = view.highest("gpu_processes")
+    if used is None or drawn is None or not limit or processes is None:
+        return None
+    return drawn / limit if used >= FULL_RATIO and processes else 1.0
+
+
+def used_by_nobody(view: View) -> float | None:
+    """Return the utilization of a GPU that no process uses, 0 if one does, None if unknown."""
+    used, processes = view.mean("gpu_utilization_ratio"), view.highest("gpu_processes")
+    return None if used is None or processes is None else used if not processes else 0.0
+
+
 RULES = (
     Rule(
         name="gpu_straggler",
@@ -83,6 +103,30 @@ RULES = (
         judge=behind,
         limit=0.15,
         window_seconds=300,
+        for_seconds=600,
+    ),
+    Rule(
+        name="gpu_busy_without_work",
+        severity="info",
+        per="gpu",
+        help="For 10 minutes a process has kept the GPU fully used at 30 % of its power limit or "
+        "less; the value is that share.",
+        next_step="Look whether the job makes progress: a collective that waits looks like this.",
+        judge=power_of_full,
+        limit=0.3,
+        at_most=True,
+        window_seconds=60,
+        for_seconds=600,
+    ),
+    Rule(
+        name="gpu_ghost_load",
+        severity="info",
+        per="gpu",
+        help="For 10 minutes the GPU has been fully used, and by no process.",
+        next_step="Reset the GPU when the node is free, for its counter stands still.",
+        judge=used_by_nobody,
+        limit=FULL_RATIO,
+        window_seconds=60,
         for_seconds=600,
     ),
 )
