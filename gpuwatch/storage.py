@@ -6,6 +6,7 @@ iostats.rst; nfs_show_stats of the kernel for mountstats; lprocfs of Lustre.
 
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own are
@@ -18,11 +19,8 @@ def disks(procfs: Path, sysfs: Path) -> Iterator[Moved]:
     """Yield whole disks; partitions, and what is made of disks (md, dm), would count twice."""
     for line in _lines(procfs / "diskstats"):
         fields = line.split()
-        name = fields[2]
-        device = sysfs / "block" / name
-        made = "/virtual/block/" in str(device.resolve()) or NVME_PATH.fullmatch(name)
-        if device.exists() and not made:
-            yield name, int(fields[5]) * SECTOR_BYTES, int(fields[9]) * SECTOR_BYTES
+        if _is_disk(sysfs, fields[2]):
+            yield fields[2], int(fields[5]) * SECTOR_BYTES, int(fields[9]) * SECTOR_BYTES
 
 
 def nfs(procfs: Path, sysfs: Path) -> Iterator[Moved]:
@@ -54,6 +52,13 @@ MOVED: dict[str, Callable[[Path, Path], Iterator[Moved]]] = {
     "nfs": nfs,
     "lustre": lustre,
 }
+
+
+@lru_cache(maxsize=4096)
+def _is_disk(sysfs: Path, name: str) -> bool:
+    device = sysfs / "block" / name
+    made = "/virtual/block/" in str(device.resolve()) or NVME_PATH.fullmatch(name)
+    return device.exists() and not made
 
 
 def _lines(path: Path) -> list[str]:

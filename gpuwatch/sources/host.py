@@ -155,10 +155,16 @@ class Host:
     def _sleeps(self, pid: str) -> bool:
         """Say whether a process of users is in uninterruptible sleep."""
         try:
-            # The name, in parentheses, may hold anything.
-            fields = (self._procfs / pid / "stat").read_bytes().rpartition(b")")[2].split()
+            file = os.open(f"{self._procfs}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # it has ended
             return False
+        try:
+            # The name, in parentheses, may hold anything.
+            fields = os.read(file, 1024).rpartition(b")")[2].split()
+        except OSError:
+            return False
+        finally:
+            os.close(file)
         return len(fields) > 6 and fields[0] == b"D" and not int(fields[6]) & KERNEL_THREAD
 
     def _holds_gpu(self, pid: str) -> bool | None:
