@@ -6,6 +6,7 @@ ENTITY_LABELS = {
     "gpu": ("gpu", "uuid"),
     "gpu_instance": ("gpu", "gpu_instance", "uuid"),
     "rdma_port": ("device", "port"),
+    "interface": ("interface",),
     "pci_device": ("pci_bus_id",),
     "host": (),
 }
@@ -14,6 +15,7 @@ INFOS = {
     "gpu": ("gpu_info", "What the GPU is and where it sits; always 1."),
     "gpu_instance": ("gpu_instance_info", "What the MIG instance is; always 1."),
     "rdma_port": ("rdma_port_info", "What the RDMA port is and where it sits; always 1."),
+    "interface": ("nic_info", "What the network interface serves and where it sits; always 1."),
 }
 
 # name, type, help of everything that is not a signal declared by a source. What comes first

@@ -331,6 +331,15 @@ def entities_of(manifests: Iterable[Manifest]) -> list[EntityInfo]:
     for manifest in manifests:
         for info in manifest.entities:
             labels.setdefault(info.entity, {}).update(info.labels)
+    numbers = {
+        known["pci_bus_id"]: entity.id
+        for entity, known in labels.items()
+        if entity.kind == "gpu" and "pci_bus_id" in known
+    }
+    for known in labels.values():  # ports and NICs know the addresses of the GPUs near them
+        near = [numbers[pci] for pci in known.pop("near", "").split(",") if pci in numbers]
+        if near:
+            known["gpu"] = ",".join(near)
     return [EntityInfo(entity, known) for entity, known in labels.items()]
 
 

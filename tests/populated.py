@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import populated_network as network
 
 from gpuwatch import gpu_signals as signals
 from gpuwatch import mig_signals
@@ -93,7 +94,7 @@ def infos(count):
             },
         )
         for gpu in gpus(count)
-    ] + [divided]
+    ] + [divided, *network.infos(count)]
 
 
 def columns(count):
@@ -102,9 +103,9 @@ def columns(count):
     declared += [(signal, "") for signal in signals.ACTIVE_SIGNALS]
     declared += [(mig_signals.MIG_ENABLED, setting) for setting in ("current", "pending")]
     parts = mig_signals.INSTANCE_ACTIVE_SIGNALS + mig_signals.INSTANCE_MEMORY_SIGNALS
-    return [Column(gpu, *one) for gpu in gpus(count) for one in declared] + [
-        Column(instance(count), signal) for signal in parts
-    ]
+    own = [Column(gpu, *one) for gpu in gpus(count) for one in declared]
+    own += [Column(instance(count), signal) for signal in parts]
+    return own + network.columns(count)
 
 
 def constants(count):
@@ -138,6 +139,10 @@ def tick(number, count, covered_ns=TICK_NS):
     result.windows[instance(count)] = {
         name: window(number, value, covered_ns) for name, value in INSTANCE_VALUES.items()
     }
+    for column in network.columns(count):
+        value, increase = network.values(column)
+        found = window(number, value, covered_ns, increase)
+        result.windows.setdefault(column.entity, {})[column.name] = found
     for column, value in constants(count):
         result.constants.setdefault(column.entity, {})[column.name] = value
     result.windows[SOURCE] = {"source_up": window(number, 1.0)}
