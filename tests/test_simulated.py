@@ -2,116 +2,27 @@
 
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from running import Running, wait_for
+from simulated_node import BASE, SimulatedNode
 
 from gpuwatch import pulse as page
-from gpuwatch import scenario
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.pulse import Pulse
-from gpuwatch.ring import RingSchema
 from gpuwatch.rules import RULES
 from gpuwatch.scenario import SCENARIOS, SICK
 from gpuwatch.signals import HOST
-from gpuwatch.source import Context
-from gpuwatch.sources import simulated
-from gpuwatch.sources.simulated import SimulatedState
-from gpuwatch.summation import RingWindows, row_dtype
+from gpuwatch.summation import RingWindows
 from gpuwatch.window import TICK_NS, Tick
 
-BASE = 10**15
 POWER_BRAKE = 'gpu_throttle_active{reason="hw_power_brake"}'
 HW_THERMAL = 'gpu_throttle_active{reason="hw_thermal_slowdown"}'
 POWER_CAP = 'gpu_throttle_active{reason="sw_power_cap"}'
 SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
 CORE = 'gpu_temperature_celsius{sensor="core"}'
-
-
-class Node:
-    """A simulated source read by hand, with time of its own."""
-
-    def __init__(self, monkeypatch, name="healthy", **options):
-        self.now_ns = BASE
-        for module in (scenario, simulated):
-            monkeypatch.setattr(module, "monotonic_ns", lambda: self.now_ns)
-        self.source = SimulatedState()
-        self.pulse = Pulse.create(1)
-        settings = {
-            "config": {
-                "source": {"kind": "simulated", "scenario": name, "file": ""},
-                "simulated": {
-                    "gpus": options.get("gpus", 4),
-                    "fault_after_seconds": options.get("fault_after", 5.0),
-                    "fault_seconds": options.get("fault_seconds", 0.0),
-                    "seed": options.get("seed", 1),
-                },
-                "state": {"period_ms": options.get("period_ms", 10.0)},
-            },
-            "ready_ns": BASE - int(options.get("ready_before", 0) * SECOND_NS),
-        }
-        self.opened = self.source.open(
-            Context(
-                settings=settings,
-                pulse=self.pulse,
-                excluded=frozenset(options.get("excluded", ())),
-            )
-        )
-        self.events = []
-
-    def rows(self, seconds):
-        """Return (group, rows) as the sampler reads them, group by group, tick by tick."""
-        begin, self.now_ns = self.now_ns, self.now_ns + int(seconds * SECOND_NS)
-        end, found = self.now_ns, []
-        due = sorted(
-            (time_ns, order)
-            for order, group in enumerate(self.opened.groups)
-            for time_ns in range(begin + group.phase_ns, end, group.period_ns)
-        )
-        read = [[] for _ in self.opened.groups]
-        housekept = begin
-        for time_ns, order in due:
-            self.now_ns = time_ns
-            if time_ns - housekept >= SECOND_NS:
-                housekept = time_ns
-                self.source.housekeep(time_ns)
-            read[order].append((time_ns, tuple(self.opened.groups[order].read())))
-        self.now_ns = end
-        self.events += self.source.findings.events
-        self.source.findings.events = []
-        for group, cells in zip(self.opened.groups, read, strict=True):
-            schema = RingSchema(group.name, "state", "nvml_state", group.columns, group.period_ns)
-            rows = np.zeros(len(cells), row_dtype(schema))
-            for index, (time_ns, row) in enumerate(cells):
-                split = schema.integers
-                rows[index] = (time_ns, 0.0, 0.0, row[:split], row[split:], index + 1)
-            found.append((schema, rows))
-        return found
-
-    def ticks(self, seconds):
-        """Return the ticks of the time to come, GPUs by address."""
-        found = []
-        rings = []
-        for schema, rows in self.rows(seconds):
-            ring = RingWindows(schema)
-            ring.add(rows.tobytes())
-            rings.append(ring)
-        constants = {}
-        for column, value in self.opened.constants:
-            constants.setdefault(column.entity, {})[column.name] = value
-        for number in range(int(seconds * SECOND_NS) // TICK_NS):
-            start = self.now_ns - int(seconds * SECOND_NS) + number * TICK_NS
-            tick = Tick(start, start + TICK_NS, constants=constants)
-            for ring in rings:
-                ring.close(tick)
-            found.append(tick)
-        return found
-
-    @property
-    def gpus(self):
-        return [info.entity for info in self.opened.entities]
 
 
 def severities(ticks, overrides=None):
@@ -131,7 +42,7 @@ def severities(ticks, overrides=None):
 @pytest.mark.parametrize("count", [1, 2, 16, 64])
 def test_any_number_of_gpus(monkeypatch, count):
     """Each has an address of its own, a row of its own, and sensible values."""
-    node = Node(monkeypatch, gpus=count)
+    node = SimulatedNode(monkeypatch, gpus=count)
     ticks = node.ticks(2.0)
 
     assert len({gpu.id for gpu in node.gpus}) == count
@@ -145,7 +56,7 @@ def test_any_number_of_gpus(monkeypatch, count):
 
 def test_a_healthy_node_is_quiet(monkeypatch):
     """No scenario, no fault: no alert, no detection, no event, and the GPUs are busy."""
-    node = Node(monkeypatch)
+    node = SimulatedNode(monkeypatch)
     ticks = node.ticks(60)
 
     assert severities(ticks) == set()
@@ -157,7 +68,7 @@ def test_a_healthy_node_is_quiet(monkeypatch):
 
 def test_power_capped_is_never_above_info(monkeypatch):
     """A training load at its power limit is information, on every GPU, and costs some clock."""
-    node = Node(monkeypatch, "power-capped", gpus=2, period_ms=20.0)
+    node = SimulatedNode(monkeypatch, "power-capped", gpus=2, period_ms=20.0)
     ticks = node.ticks(700)
 
     assert severities(ticks) == {("info", "gpu_power_capped", gpu) for gpu in node.gpus}
@@ -168,7 +79,7 @@ def test_power_capped_is_never_above_info(monkeypatch):
 @pytest.mark.parametrize(("count", "sick"), [(1, 0), (2, 1), (4, SICK), (16, SICK)])
 def test_thermal_strikes_one_gpu_for_its_time(monkeypatch, count, sick):
     """From five seconds on to its end one GPU is hot and slow; its siblings go on."""
-    node = Node(monkeypatch, "thermal", gpus=count, fault_seconds=3.0)
+    node = SimulatedNode(monkeypatch, "thermal", gpus=count, fault_seconds=3.0)
     ticks = node.ticks(10)
     victim = node.gpus[sick]
     active = [tick.window(victim, HW_THERMAL).mean for tick in ticks]
@@ -186,7 +97,7 @@ def test_thermal_strikes_one_gpu_for_its_time(monkeypatch, count, sick):
 
 def test_a_thermal_fault_that_stays_becomes_critical(monkeypatch):
     """With the rules as they are a lasting fault fires on the GPU it struck, and only there."""
-    node = Node(monkeypatch, "thermal", period_ms=20.0)
+    node = SimulatedNode(monkeypatch, "thermal", period_ms=20.0)
 
     assert severities(node.ticks(30)) == {
         ("critical", "gpu_hw_thermal_slowdown", node.gpus[SICK]),
@@ -195,7 +106,7 @@ def test_a_thermal_fault_that_stays_becomes_critical(monkeypatch):
 
 def test_the_power_brake_halves_the_clock_of_one_gpu(monkeypatch):
     """The brake is on for the fault's time, on the GPU it strikes, and fires a warning there."""
-    node = Node(monkeypatch, "power-brake", period_ms=20.0)
+    node = SimulatedNode(monkeypatch, "power-brake", period_ms=20.0)
     ticks = node.ticks(60)
     victim = node.gpus[SICK]
     active = [tick.window(victim, POWER_BRAKE).mean for tick in ticks]
@@ -208,9 +119,21 @@ def test_the_power_brake_halves_the_clock_of_one_gpu(monkeypatch):
         assert all(tick.window(gpu, POWER_BRAKE).maximum == 0 for tick in ticks)
 
 
-def test_a_lost_gpu_is_down_and_nothing_else_is_known_of_it(monkeypatch):
+def test_a_starved_node_waits_again_and_again(monkeypatch):
+    """From the fault on all GPUs do nothing for one second in three, and then go on."""
+    node = SimulatedNode(monkeypatch, "starved", gpus=2, period_ms=20.0)
+    ticks = node.ticks(17)
+    for gpu in node.gpus:
+        idle = [tick.window(gpu, "gpu_utilization_ratio").minimum == 0 for tick in ticks]
+        assert not any(idle[:20])
+        waits = [tick for tick, (before, now) in enumerate(pairwise(idle)) if now > before]
+        assert [later - earlier for earlier, later in pairwise(waits)] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("name", ["gpu-lost", "xid-79"])
+def test_a_lost_gpu_is_down_and_nothing_else_is_known_of_it(monkeypatch, name):
     """gpu_up is 0, every other value is absent, not 0; the siblings are as before."""
-    node = Node(monkeypatch, "gpu-lost", gpus=4)
+    node = SimulatedNode(monkeypatch, name, gpus=4)
     ticks = node.ticks(40)
     lost, last = node.gpus[SICK], ticks[-1]
 
@@ -225,7 +148,7 @@ def test_a_lost_gpu_is_down_and_nothing_else_is_known_of_it(monkeypatch):
 
 def test_a_hang_is_a_read_that_does_not_return(monkeypatch):
     """The read names the GPU in the pulse and comes back only when the fault is over."""
-    node = Node(monkeypatch, "gpu-hang", gpus=3, fault_seconds=10.0)
+    node = SimulatedNode(monkeypatch, "gpu-hang", gpus=3, fault_seconds=10.0)
     node.now_ns = BASE + 6 * SECOND_NS
     reading = threading.Thread(target=node.opened.groups[0].read)
     reading.start()
@@ -241,8 +164,10 @@ def test_a_hang_is_a_read_that_does_not_return(monkeypatch):
 
 def test_a_gpu_that_hung_is_left_alone_by_the_next_child(monkeypatch):
     """Without the sick GPU all goes on: it is down, and the fault is not told again."""
-    addresses = [gpu.id for gpu in Node(monkeypatch, gpus=3).gpus]
-    node = Node(monkeypatch, "gpu-hang", gpus=3, ready_before=5.5, excluded=(addresses[2],))
+    addresses = [gpu.id for gpu in SimulatedNode(monkeypatch, gpus=3).gpus]
+    node = SimulatedNode(
+        monkeypatch, "gpu-hang", gpus=3, ready_before=5.5, excluded=(addresses[2],)
+    )
     ticks = node.ticks(3)
 
     assert ticks[-1].window(node.gpus[2], "gpu_up").maximum == 0
@@ -252,7 +177,7 @@ def test_a_gpu_that_hung_is_left_alone_by_the_next_child(monkeypatch):
 
 def test_a_fault_is_told_once_over_all_children(monkeypatch):
     """A child that starts when the fault has long begun does not tell it again."""
-    node = Node(monkeypatch, "thermal", ready_before=60)
+    node = SimulatedNode(monkeypatch, "thermal", ready_before=60)
     ticks = node.ticks(3)
 
     assert node.events == []
@@ -264,7 +189,7 @@ def test_the_same_seed_gives_the_same_values(monkeypatch, name):
     """Values are a function of time and seed, not of how often they were looked at."""
 
     def values(**options):
-        node = Node(monkeypatch, name, fault_after=1.0, **options)
+        node = SimulatedNode(monkeypatch, name, fault_after=1.0, **options)
         return [rows for _, rows in node.rows(3)]
 
     one, two, other = values(), values(), values(seed=2)
@@ -280,7 +205,7 @@ def test_the_same_seed_gives_the_same_values(monkeypatch, name):
 
 def test_values_are_renewed_as_a_driver_renews_them(monkeypatch):
     """Power keeps its value for 100 ms, so calibration has something to find."""
-    node = Node(monkeypatch, period_ms=1.0, gpus=1)
+    node = SimulatedNode(monkeypatch, period_ms=1.0, gpus=1)
     found = node.rows(3)
     windows = [RingWindows(schema) for schema, _ in found]
     for ring, (_, rows) in zip(windows, found, strict=True):
@@ -295,7 +220,9 @@ def test_values_are_renewed_as_a_driver_renews_them(monkeypatch):
 def test_every_scenario_is_tested_here():
     """A new scenario needs a test of what it does."""
     tested = {"healthy", "power-capped", "thermal", "power-brake", "gpu-lost", "gpu-hang"}
-    assert set(SCENARIOS) == tested
+    tested |= {"xid-79", "starved"}
+    elsewhere = {"mig", "rdma-loss", "rdma-flap"}
+    assert set(SCENARIOS) == tested | elsewhere
 
 
 def up_of(running):

@@ -64,7 +64,7 @@ class SimulatedGpm:
             before = scenario.worked(gpu, (slot - 1) * REFRESH_NS)
             after = scenario.worked(gpu, slot * REFRESH_NS)
             computed, communicated = (
-                (late - early) * SECOND_NS / REFRESH_NS
+                max(late - early, 0.0) * SECOND_NS / REFRESH_NS  # rounding may go below
                 for early, late in zip(before, after, strict=True)
             )
             noise = 1 + NOISE * scenario.noise(gpu, slot)
