@@ -50,14 +50,15 @@ class Gpm:
         for index, number in enumerate(ids):
             self._get.metrics[index].metricId = number
 
-    def __call__(self, gpu: Any) -> list[float]:
+    def sample(self, gpu: Any) -> None:
         key = ctypes.addressof(gpu.contents)
         if key not in self._samples:
             self._samples[key] = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
-        samples = self._samples[key]
-        samples.reverse()
-        nvml.nvmlGpmSampleGet(gpu, samples[1])
-        self._get.sample1, self._get.sample2 = samples
+        self._samples[key].reverse()
+        nvml.nvmlGpmSampleGet(gpu, self._samples[key][1])
+
+    def metrics(self, gpu: Any) -> list[float]:
+        self._get.sample1, self._get.sample2 = self._samples[ctypes.addressof(gpu.contents)]
         result = nvml._nvmlGetFunctionPointer("nvmlGpmMetricsGet")(ctypes.byref(self._get))
         return [result, *(self._get.metrics[index].value for index in range(4))]
 
@@ -74,10 +75,18 @@ def processes(gpu: Any) -> Any:
     return len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu))
 
 
+def fabric(gpu: Any) -> Any:
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+    return info.state, info.status, info.healthMask
+
+
 def margin(gpu: Any) -> Any:
     return nvml.nvmlDeviceGetMarginTemperature(gpu)
 
 
+GPM = Gpm()
+SPACING = {"gpm": 0.11, "gpm_sample": 0.11}  # seconds between reads of a GPU; else 4 ms
 CLASSES: dict[str, Read] = {
     "nvlink_bytes": fields(138, 139, scope=ALL_LINKS),
     "nvlink_errors": fields(160, 161, 162, 163),
@@ -94,7 +103,9 @@ CLASSES: dict[str, Read] = {
         nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
     ),
     "power_points": power_points,
-    "gpm": Gpm(),
+    "gpm": lambda gpu: (GPM.sample(gpu), GPM.metrics(gpu))[1],
+    "gpm_sample": GPM.sample,
+    "gpm_metrics": GPM.metrics,
     "memory": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2).used,
     "ecc": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, 0, 0),
     "ecc_lifetime": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, 1, 1),
@@ -104,7 +115,7 @@ CLASSES: dict[str, Read] = {
     "link_states": link_states,
     "processes": processes,
     "graphics_processes": lambda gpu: len(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu)),
-    "fabric": lambda gpu: nvml.nvmlDeviceGetGpuFabricInfo(gpu),
+    "fabric": fabric,
     "thresholds": lambda gpu: [nvml.nvmlDeviceGetTemperatureThreshold(gpu, k) for k in range(4)],
     "power_limits": lambda gpu: (
         nvml.nvmlDeviceGetPowerManagementLimit(gpu),
@@ -134,7 +145,9 @@ def gpus() -> list[Any]:
     return found
 
 
-def cost(read: Read, handles: list[Any], seconds: float) -> tuple[list[float], Any, list[float]]:
+def cost(
+    read: Read, handles: list[Any], seconds: float, spacing: float
+) -> tuple[list[float], Any, list[float]]:
     """Return each call's microseconds, the last answer, and seconds between changes of it."""
     times, changed, last, changes = [], 0.0, None, []
     answer: Any = None
@@ -152,14 +165,14 @@ def cost(read: Read, handles: list[Any], seconds: float) -> tuple[list[float], A
                 if changed:
                     changes.append(now - changed)
                 last, changed = str(answer), now
-        time.sleep(0.004)
+        time.sleep(spacing)
     return times, answer, changes
 
 
 def table(handles: list[Any], seconds: float) -> None:
     print(f"{'class':20} {'p50 us':>9} {'p99 us':>9} {'change ms':>10}  answer")
     for name, read in CLASSES.items():
-        times, answer, changes = cost(read, handles, seconds)
+        times, answer, changes = cost(read, handles, seconds, SPACING.get(name, 0.004))
         if not times:
             print(f"{name:20} {answer}")
             continue

@@ -37,8 +37,8 @@ def choose(options: argparse.Namespace, name: str) -> None:
         options.switch.write_text("" if name == "off" else name)
         return
     scale = 0.0 if name == "off" else float(name)
-    command = {"command": "interval", "source": options.source, "scale": scale}
-    request(options.control, command, 5.0)
+    for source in options.source.split(","):
+        request(options.control, {"command": "interval", "source": source, "scale": scale}, 5.0)
 
 
 def captured_step(rank: int, world: int, size: int) -> torch.cuda.CUDAGraph:
