@@ -4,6 +4,7 @@ The supervisor hands settings over as JSON on an inherited descriptor (standard 
 the command line, where every user of the host could read them.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -38,6 +39,8 @@ class Child:
         self.generation: int = self.settings["generation"]
         self.pulse = Pulse(self.settings["pulse"])
         self.stopping = False
+        with contextlib.suppress(OSError):  # so that the kernel's log of a kill says whom it was
+            Path("/proc/self/comm").write_text("gpuwatch")
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor too
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

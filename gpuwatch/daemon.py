@@ -20,6 +20,7 @@ from gpuwatch.exposition import Exposition
 from gpuwatch.facts import gather, seen_slots
 from gpuwatch.feed import Feed, entities_of
 from gpuwatch.inventory import Inventory, given_gpus
+from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.requests import answer
 from gpuwatch.rules import RULES
@@ -42,6 +43,7 @@ UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
 WARNINGS = frozenset(
     {"sampling_budget", "gpu_lost", "gpu_unreachable", "clock_step", "suspended", "tick_failed"}
+    | {OWN_OOM_KILL, OVERRUN}
 )
 FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every tick must not fill the log
 

@@ -479,6 +479,18 @@ def test_a_gpu_that_left_the_bus_is_named_by_its_number(tmp_path):
         wait_for(lambda: firing(running) == {("gpu_xid", "1")})
 
 
+def test_a_gpuwatch_that_the_kernel_killed_says_so_when_it_is_back(tmp_path):
+    """The log's line bears our name: every process of ours has it."""
+    node = Logged(tmp_path)
+    node.log.write_text(case("HG-05"))
+    with node.running() as running:
+        wait_for(lambda: running.events("oom_kill_of_gpuwatch"))
+        assert 'level=warning message="oom_kill_of_gpuwatch' in running.log()
+        for duty in ("host", "daemon"):
+            name = Path(f"/proc/{running.child(duty)}/comm").read_text()
+            assert name == "gpuwatch\n"
+
+
 def test_a_pcie_error_is_that_of_its_device(tmp_path):
     """Counted by address and severity; one that was not corrected is an alert at once."""
     node = Logged(tmp_path)
