@@ -97,9 +97,10 @@ def energy(host: Host, seconds: float) -> None:
         inside = (points >= times[0]) & (points <= times[-1]) & ~np.isnan(watts)
         steps = np.diff(np.append(points[inside], times[-1])) / 1e9
         summed = float((watts[inside].astype(float) * steps).sum())
+        drawn = float(joules[-1] - joules[0])
         print(
-            f"energy gpu {gpu}: driver {joules[-1] - joules[0]:.0f} J, power points {summed:.0f} J"
-            f" over {(times[-1] - times[0]) / 1e9:.0f} s: {summed / (joules[-1] - joules[0]) - 1:+.2%};"
+            f"energy gpu {gpu}: driver {drawn:.0f} J, power points {summed:.0f} J over"
+            f" {(times[-1] - times[0]) / 1e9:.0f} s: {summed / drawn - 1:+.2%};"
             f" {inside.sum()} points, spacing p50 {np.median(np.diff(points)) / 1e6:.1f} ms"
         )
     for (kind, ring), (times, late) in sorted(recorded.items()):

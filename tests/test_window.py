@@ -389,3 +389,44 @@ def test_two_feeders_of_one_tick_add_up(values):
     assert window.covered_ns == len(values) * MS
     assert (window.minimum, window.maximum) == (min(values), max(values))
     assert window.mean == pytest.approx(sum(values) / len(values))
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 300), st.integers(0, 10**6), st.sampled_from([1.0, 2.5, math.nan])
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_ticks_without_a_row_are_summed_as_all_others(reads):
+    """A slow ring's windows do not depend on the short way taken while nothing comes."""
+    period = 1000 * MS
+    plain = (Column(GPU, COUNT), Column(GPU, SLOW), Column(GPU, FREE))
+    with_bits = (Column(GPU, BITS), *plain)  # never summed the short way
+    found = []
+    for columns in (plain, with_bits):
+        schema = RingSchema("slow", "state", "nvml_state", columns, period)
+        windows = RingWindows(schema)
+        rows = np.zeros(len(reads), row_dtype(schema))
+        for number, (late_ms, count, value) in enumerate(reads):
+            row = rows[number]
+            row["time_ns"] = START + number * period + late_ms * MS
+            row["late"] = late_ms / 1000
+            row["integers"][-1] = UNKNOWN_INTEGER if count % 7 == 0 else count
+            row["integers"][:-1] = 0
+            row["gauges"] = value
+        windows.add(rows.tobytes())
+        ticks = [Tick(START + n * TICK_NS, START + (n + 1) * TICK_NS) for n in range(50)]
+        for tick in ticks:
+            windows.close(tick)
+        found.append(
+            [
+                (repr(tick.windows[GPU][column.name]), tick.rows[0].missing)
+                for tick in ticks
+                for column in plain
+            ]
+        )
+    assert found[0] == found[1]
