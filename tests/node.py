@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fake_nvml import Script, build, environment
+from fake_nvml import Script, build, environment, users
 from running import Running
 
 from gpuwatch.ring import RingReader
@@ -52,6 +52,10 @@ class Node:
         """Have everything answer as on a healthy node."""
         self.script.steps.clear()
         self.script.write(self.directory / "script")
+
+    def users(self) -> set[int]:
+        """Return the processes that have NVML initialised."""
+        return users(self.directory / "script")
 
     def running(
         self, *arguments: str, config: str = QUIET, ready: bool = True, **extra: str

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_nvml import FUNCTIONS, RETURNS, Script, UnknownFunctionError, environment, load
+from fake_nvml import FUNCTIONS, RETURNS, Script, UnknownFunctionError, environment
 from fake_nvml.child import Child, compiled, run
+from fake_nvml.formats import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,11 @@ def script(tmp_path: Path) -> Path:
 
 
 DEVICE = "device GPU-0 00000000:1B:00.0 0 NVIDIA H100 80GB HBM3"
+MIG = "mig MIG-0 0 1 0 3 40448 NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+LAYOUTS = [
+    "step 0 mig 0 0 0 0 -1 -1 [ 64 64 3 0 18446744073709551615",
+    "step 0 devices * 0 0 0 -1 -1 [ 1 0 64 300",
+]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +48,12 @@ DEVICE = "device GPU-0 00000000:1B:00.0 0 NVIDIA H100 80GB HBM3"
         ("device GPU-0", "device needs UUID PCI MINOR NAME, not too long"),
         ("device GPU-0 00000000:1B 0 NVIDIA", "bad PCI address"),
         ("device GPU-0 00000000:1B:00.0 x NVIDIA", "bad minor number"),
+        ("mig MIG-0 1 1 0 3 40448 MIG", "mig needs UUID PARENT and four numbers"),
+        ("mig MIG-0 0 1 0 3 40448", "mig needs a UUID and a NAME, not too long"),
         ("step", "bad start"),
         ("step 99999999999999999999 any 0 0 0 0 -1 -1", "bad start"),
         ("step 0 nvmlFoo 0 0 0 0 -1 -1", "unknown function"),
+        ("step 0 nvmlDeviceGetClockInfo:sm 0 0 0 0 -1 -1", "unknown function"),
         ("step 0 any 1 0 0 0 -1 -1", "no such device"),
         ("step 0 any 0 1000 0 0 -1 -1", "bad return code"),
         ("step 0 any 0 -1 0 0 -1 -1", "bad signal"),
@@ -52,6 +61,7 @@ DEVICE = "device GPU-0 00000000:1B:00.0 0 NVIDIA H100 80GB HBM3"
         ("step 0 any 0 0 0 0 x -1", "bad number of times"),
         ("step 0 any 0 0 0 0 -1", "bad span"),
         ("step 0 any 0 0 0 0 -1 -1 1 2 -3", "bad value"),
+        ("step 0 any 0 0 0 0 -1 -1 1+2", "bad value"),
         ("step 0 any 0 0 0 0 -1 -1 \0", "NUL byte"),
     ],
 )
@@ -102,6 +112,79 @@ say(n.nvmlDeviceGetUtilizationRates(zero).gpu, n.nvmlDeviceGetVirtualizationMode
         loaded.to_json()["steps"]
         == json.loads((DATA / "fake_nvml/script.json").read_text())["steps"]
     )
+
+
+CASES = sorted(
+    path
+    for path in (DATA / "cases").glob("*/*.json")
+    for form in ("nvml-script/1", "nvml-runs/1", "call-costs/1", "mig-timeline/1")
+    if f'"{form}"' in path.read_text()
+)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.parent.name)
+def test_cases_from_the_field(library: Path, script: Path, path: Path) -> None:
+    """Every failure that was put into a file of a known format can be played."""
+    loaded = load(path)
+    assert loaded.write(script) == []
+    program = "failed = code(n.nvmlInit)\nsay(failed, failed or n.nvmlDeviceGetCount())"
+    [[failed, count]] = run(library, script, program)
+    expected = "LibRmVersionMismatch" if path.parent.name == "DV-05" else None
+    assert (failed, count) == (expected, expected or len(loaded.devices))
+
+
+def case(name: str, script: Path, seconds: float = 0) -> None:
+    """Write a case as it is so long after its start."""
+    loaded = load(next((DATA / "cases" / name).glob("*.json")))
+    loaded.epoch_ns = time.monotonic_ns() - round(seconds * 1e9)
+    loaded.write(script)
+
+
+def test_a_case_with_arguments(library: Path, script: Path) -> None:
+    """A step's "arg" is a key of its call, by name."""
+    case("NV-11", script, 10)
+    program = "n.nvmlInit()\n(h,) = handles()\n"
+    program += "say(*(n.nvmlDeviceGetPcieThroughput(h, key) for key in (0, 1)))"
+    assert run(library, script, program) == [[3100, 9_800_000]]
+
+
+def test_a_case_with_a_field_by_name(library: Path, script: Path) -> None:
+    """A step may be about a "field NAME"; thresholds are told apart."""
+    case("NV-09", script, 10)
+    program = """
+n.nvmlInit()
+h = handles()
+say(n.nvmlDeviceGetFieldValues(h[0], [194])[0].value.siVal, n.nvmlDeviceGetMarginTemperature(h[0]))
+say([n.nvmlDeviceGetTemperatureThreshold(h[3], kind) for kind in (0, 1)])
+say(n.nvmlDeviceGetTemperatureThreshold(h[2], 1), code(n.nvmlDeviceGetMarginTemperature, h[1]))
+"""
+    assert run(library, script, program) == [[-2, 3], [[90, 87]], [127, "FunctionNotFound"]]
+
+
+def test_a_case_of_reads(library: Path, script: Path) -> None:
+    """A run of reads is answered one by one, and the last stays."""
+    case("NV-07", script)
+    program = """
+n.nvmlInit()
+(h,) = handles()
+reads = [code(n.nvmlDeviceGetPowerUsage, h) for _ in range(500)]
+say(reads[:20] == [412300] * 20, reads[20:23], reads[-1])
+"""
+    assert run(library, script, program) == [[True, [0, "NotSupported", 412300], 405700]]
+
+
+@pytest.mark.parametrize(("seconds", "instances"), [(70, []), (130, [1, 2]), (190, [7, 8, 9])])
+def test_a_case_of_mig(library: Path, script: Path, seconds: int, instances: list[int]) -> None:
+    """A timeline of MIG layouts has its modes and instances at each time."""
+    case("DV-03", script, seconds)
+    program = """
+n.nvmlInit()
+(h,) = handles()
+migs = [n.nvmlDeviceGetMigDeviceHandleByIndex(h, index) for index in range(%d)]
+say(n.nvmlDeviceGetMigMode(h), [n.nvmlDeviceGetGpuInstanceId(mig) for mig in migs])
+"""
+    mode = [1 if instances else 0, 1]
+    assert run(library, script, program % len(instances)) == [[mode, instances]]
 
 
 def test_load_of_another_format(tmp_path: Path) -> None:
@@ -157,6 +240,9 @@ for line in sys.stdin:
     if ret == 0:
         handle, value = ctypes.c_void_p(), ctypes.c_uint()
         library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+        mig = ctypes.c_void_p()
+        library.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0, ctypes.byref(mig))
+        library.nvmlDeviceGetIndex(mig, ctypes.byref(value))
         for _ in range(3):
             library.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(value))
             library.nvmlDeviceGetFieldValues(handle, 3, fields)
@@ -211,7 +297,11 @@ plain = st.tuples(
     words,
     words,
 )
-lines = st.one_of(st.just(DEVICE), plain.map(" ".join), st.lists(words, max_size=12).map(" ".join))
+lines = st.one_of(
+    st.sampled_from([DEVICE, MIG, *LAYOUTS]),
+    plain.map(" ".join),
+    st.lists(words, max_size=12).map(" ".join),
+)
 
 
 @settings(max_examples=300, deadline=None)

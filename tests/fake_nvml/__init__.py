@@ -24,6 +24,19 @@ step does, without "start" from what it was until then. Of several parts those l
 defaults. The ring of `nvmlDeviceGetSamples:power` has for each of its moments what the steps said
 for that moment.
 
+Three steps are not about a call but about what there is:
+
+- "devices", val a list of devices' "i": those are there, in the order of their NVML index. A device
+  that is gone answers GPU_IS_LOST and works again once it is back. Without a step all are there.
+- "mig" of a device, val a list of {"gi", "ci", "uuid", "slices", "memory" (MiB)}: MIG is on, with
+  those MIG devices in the order of their index (all but "gi" may be left out); without val it is
+  off. A MIG device's UUID can be another step's `dev`; "all" does not mean it. A MIG device that is
+  gone answers INVALID_ARGUMENT, or the error of a step about it.
+- "driver", val a version: that kernel module is loaded from then on. Processes that have called
+  nvmlInit before keep their library, so that nvmlInit answers LIB_RM_VERSION_MISMATCH to them.
+
+`users` tells which processes have the library initialised.
+
 Time runs from an epoch that all processes share, the writing of the script unless given, so a
 restarted program goes on where it was. A script may be written again at any time: processes
 notice within 20 ms, and the unchanged steps at its head keep their counts of uses.
@@ -31,8 +44,9 @@ notice within 20 ms, and the unchanged steps at its head keep their counts of us
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -43,7 +57,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_nvml.functions import FUNCTIONS, SOURCE, UnknownFunctionError
-from fake_nvml.lines import RETURNS, device_line, step_line
+from fake_nvml.lines import RETURNS, device_line, mig_line, step_line
 
 __all__ = [
     "FUNCTIONS",
@@ -53,10 +67,12 @@ __all__ = [
     "build",
     "default_devices",
     "environment",
-    "load",
+    "mig_uuid",
+    "users",
 ]
 
 FORMAT = "nvml-script/1"
+FIRST_MIG = 64  # MAX_GPUS of fake.h
 LIBRARY = "libnvidia-ml.so.1"
 CFLAGS = ("-std=gnu17", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread",
           "-Wall", "-Wextra", f"-Wl,-soname,{LIBRARY}")  # fmt: skip
@@ -148,11 +164,12 @@ class Script:
 
     def _compile(self, strict: bool) -> tuple[list[str], list[str]]:
         lines = ["nvml-lines 1", f"epoch {self._epoch()}", *map(device_line, self.devices)]
-        places = {device["i"]: place for place, device in enumerate(self.devices)}
+        places: dict[Any, int] = {device["i"]: place for place, device in enumerate(self.devices)}
         if len(places) != len(self.devices):
             raise ValueError("two devices have the same i")
+        steps = [self._with_migs(step, places, lines) for step in self.steps]
         dropped = []
-        for step in self.steps:
+        for step in steps:
             try:
                 lines.append(step_line(step, places))
             except UnknownFunctionError:
@@ -161,13 +178,42 @@ class Script:
                 dropped.append(step["fn"])
         return lines, dropped
 
+    def _with_migs(
+        self, step: Mapping[str, Any], places: dict[Any, int], lines: list[str]
+    ) -> Mapping[str, Any]:
+        """Give the MIG devices of a "mig" step their lines and places, and name them by UUID."""
+        if step["fn"] != "mig" or step.get("val") is None or step.get("dev") not in places:
+            return step
+        place = places[step["dev"]]
+        uuids = []
+        for given in step["val"]:
+            mig = {"ci": 0, "slices": 1, "memory": 9728, **given}
+            mig.setdefault("uuid", mig_uuid(step["dev"], mig["gi"], mig["ci"]))
+            line = mig_line(mig, self.devices[place], place)
+            if mig["uuid"] not in places:
+                places[mig["uuid"]] = FIRST_MIG + sum(line.startswith("mig ") for line in lines)
+                lines.append(line)
+            elif line not in lines:
+                raise ValueError(f"two MIG devices have the UUID {mig['uuid']}")
+            uuids.append(mig["uuid"])
+        return {**step, "val": uuids}
 
-def load(path: Path) -> Script:
-    """Read an nvml-script/1 JSON file."""
-    document = json.loads(path.read_text())
-    if document["format"] != FORMAT:
-        raise ValueError(f"{path} is of format {document['format']!r}, not {FORMAT}")
-    return Script(document["devices"], document["steps"])
+
+def mig_uuid(i: int, gi: int, ci: int = 0) -> str:
+    """Return the UUID of a MIG device that is given none."""
+    return f"MIG-00000000-0000-4000-8000-{i:04d}{gi:04d}{ci:04d}"
+
+
+def users(script_path: Path) -> set[int]:
+    """Return the processes that have the library initialised with the script there."""
+    found = set()
+    for path in (script_path.parent / "users").glob("*"):
+        with contextlib.suppress(FileNotFoundError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.add(int(path.name))
+    return found
 
 
 def build(directory: Path, *flags: str) -> Path:

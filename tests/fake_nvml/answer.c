@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -100,6 +101,30 @@ struct table *ready(void)
     return now;
 }
 
+/* Find the step that answers, and tell an error if the device is not there. */
+static int find(const struct call *call, int64_t now_ns, struct reply *reply)
+{
+    reply->step = table_pick(table, call, now_ns);
+    if (functions[call->function].scope == SCOPE_PROCESS)
+        return SUCCESS;
+    struct roster gpus, migs;
+    struct call on_gpu = *call;
+    bool is_mig = call->device >= MAX_GPUS;
+    if (is_mig)
+        on_gpu.device = table->devices[call->device].parent;
+    table_roster(table, ANY, now_ns, &gpus);
+    table_roster(table, on_gpu.device, now_ns, &migs);
+    reply->mig = migs.scripted;
+    reply->index = roster_index(is_mig ? &migs : &gpus, call->device);
+    if (is_mig && !reply->step) { /* what ails the GPU ails its MIG devices */
+        const struct step *step = table_pick(table, &on_gpu, now_ns);
+        reply->step = step && step->ret != SUCCESS ? step : NULL;
+    }
+    if (roster_index(&gpus, on_gpu.device) == ANY)
+        return GPU_IS_LOST;
+    return reply->index == ANY ? INVALID_ARGUMENT : SUCCESS;
+}
+
 int answer(const struct call *call, struct reply *reply)
 {
     bool init = call->function == FN_nvmlInit;
@@ -114,19 +139,19 @@ int answer(const struct call *call, struct reply *reply)
         reply->table = table;
         if (init && bad_script)
             ret = UNKNOWN;
-        else if (call->device > 0 && call->device >= table->n_devices)
+        else if (functions[call->function].scope != SCOPE_PROCESS
+                 && !table_has(table, call->device))
             ret = INVALID_ARGUMENT;
         else
-            reply->step = table_pick(table, call, now_ns - table->epoch_ns);
+            ret = find(call, now_ns - table->epoch_ns, reply);
     }
     pthread_mutex_unlock(&lock);
-    if (reply->step) {
-        if (reply->step->takes_ns)
-            take(now_ns, reply->step->takes_ns);
-        if (reply->step->ret == CRASH)
-            die(reply->step->signal);
+    if (reply->step && reply->step->takes_ns)
+        take(now_ns, reply->step->takes_ns);
+    if (reply->step && reply->step->ret == CRASH)
+        die(reply->step->signal);
+    if (reply->step && reply->step->ret != SUCCESS)
         ret = reply->step->ret;
-    }
     if (reply->table)
         reply->now_ns = clock_ns(CLOCK_MONOTONIC) - reply->table->epoch_ns;
     return ret;
@@ -155,19 +180,46 @@ void answer_past(const struct call *call, int64_t then_ns, struct reply *reply)
     reply->now_ns = then_ns;
 }
 
-struct table *current(void)
+struct table *present(int parent, struct roster *out)
 {
+    struct table *now = ready();
+    if (!now)
+        return NULL;
     pthread_mutex_lock(&lock);
-    struct table *now = table;
+    table_roster(now, parent, clock_ns(CLOCK_MONOTONIC) - now->epoch_ns, out);
+    if (!attach_gpus)
+        out->n = 0;
     pthread_mutex_unlock(&lock);
     return now;
+}
+
+/* What a process has opened stays, so its library is of the version it began with. */
+void driver_version(bool library, char out[80])
+{
+    static char first[80];
+    const struct call call = {.function = FN_driver};
+    pthread_mutex_lock(&lock);
+    const struct step *step = table_pick(table, &call, clock_ns(CLOCK_MONOTONIC) - table->epoch_ns);
+    const char *text = step ? step->text : NULL;
+    snprintf(out, 80, "%s", text ? text : functions[FN_nvmlSystemGetDriverVersion].text);
+    if (!*first)
+        strcpy(first, out);
+    if (library)
+        strcpy(out, first);
+    pthread_mutex_unlock(&lock);
 }
 
 /* nvmlInit and nvmlShutdown are counted, as the real ones are. */
 int open_library(bool attach)
 {
     struct reply reply;
+    char module[80], library[80];
     int ret = answer(CALL(FN_nvmlInit, 0), &reply);
+    if (ret == SUCCESS) {
+        driver_version(true, library);
+        driver_version(false, module);
+        ret = strcmp(module, library) == 0 ? SUCCESS : LIB_RM_VERSION_MISMATCH;
+    }
     if (ret != SUCCESS)
         return ret;
     pthread_mutex_lock(&lock);
@@ -175,17 +227,10 @@ int open_library(bool attach)
         attach_gpus = attach;
         for (int i = 0; i < MAX_DEVICES; i++)
             opened[i] = false;
+        enter_users();
     }
     pthread_mutex_unlock(&lock);
     return SUCCESS;
-}
-
-bool attaching(void)
-{
-    pthread_mutex_lock(&lock);
-    bool attach = attach_gpus;
-    pthread_mutex_unlock(&lock);
-    return attach;
 }
 
 int close_library(void)
@@ -195,8 +240,8 @@ int close_library(void)
     if (ret != SUCCESS)
         return ret;
     pthread_mutex_lock(&lock);
-    if (n_inits > 0)
-        n_inits--;
+    if (n_inits > 0 && --n_inits == 0)
+        leave_users();
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }

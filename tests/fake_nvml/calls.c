@@ -19,10 +19,21 @@ static uint64_t default_value(const struct call *call, const struct reply *reply
 {
     const struct function_info *function = &functions[call->function];
     int last_key = 0;
+    if (call->device >= MAX_GPUS)
+        return default_mig(call, reply, part);
     switch (call->function) {
     case FN_nvmlDeviceGetIndex:
+        return (uint64_t)reply->index;
     case FN_nvmlDeviceGetModuleId:
         return (uint64_t)call->device;
+    case FN_nvmlDeviceGetMigMode:
+        return reply->mig;
+    case FN_nvmlDeviceGetMaxMigDeviceCount:
+        return reply->mig ? MAX_MIG_DEVICES : 0;
+    case FN_nvmlDeviceGetUtilizationRates:
+        if (reply->mig)
+            return UNSUPPORTED;
+        break;
     case FN_field:
         return default_field(call->keys[0], call->keys[1], reply->now_ns);
     case FN_metric:
@@ -61,6 +72,8 @@ int ask(const struct call *call, const void *out, struct reply *reply)
         if (functions[call->function].n[i] && call->keys[i] >= functions[call->function].n[i])
             return ready() ? INVALID_ARGUMENT : UNINITIALIZED;
     int ret = answer_device(call, reply);
+    if (ret == SUCCESS && call->device >= MAX_GPUS && !reply->step && !mig_answers(call->function))
+        ret = NOT_SUPPORTED;
     return ret == SUCCESS && !out ? INVALID_ARGUMENT : ret;
 }
 

@@ -21,6 +21,11 @@ int number_of(nvmlDevice_t handle)
     return good ? (int)((uintptr_t)handle - (uintptr_t)handles) : -1;
 }
 
+nvmlDevice_t handle_of(int device)
+{
+    return &handles[device];
+}
+
 API int nvmlInit_v2(void)
 {
     return open_library(true);
@@ -59,8 +64,12 @@ static int get_process_text(const struct call *call, char *out, unsigned length)
     int ret = answer(call, &reply);
     if (ret != SUCCESS || !out)
         return ret != SUCCESS ? ret : INVALID_ARGUMENT;
-    bool scripted = reply.step && reply.step->text;
-    return put_text(out, length, scripted ? reply.step->text : functions[call->function].text);
+    if (reply.step && reply.step->text)
+        return put_text(out, length, reply.step->text);
+    bool library = call->function == FN_nvmlSystemGetNVMLVersion;
+    char text[83] = "13.";
+    driver_version(library, text + 3);
+    return put_text(out, length, library ? text : text + 3);
 }
 
 #define PROCESS_TEXT(fn, text)                    \
@@ -82,9 +91,10 @@ static int get_process_uint(const struct call *call, uint64_t fallback, unsigned
 
 API int nvmlDeviceGetCount_v2(unsigned *out)
 {
-    struct table *now = ready();
-    int ret = get_process_uint(CALL(FN_nvmlDeviceGetCount, 0), now ? (uint64_t)now->n_devices : 0, out);
-    if (ret == SUCCESS && !attaching())
+    struct roster gpus = {0};
+    struct table *now = present(ANY, &gpus);
+    int ret = get_process_uint(CALL(FN_nvmlDeviceGetCount, 0), (uint64_t)gpus.n, out);
+    if (ret == SUCCESS && now && !gpus.n)
         *out = 0;
     return ret;
 }
@@ -105,37 +115,38 @@ static int open_handle(const struct call *call, nvmlDevice_t *out)
     struct reply reply;
     int ret = answer_device(call, &reply);
     if (ret == SUCCESS)
-        *out = &handles[call->device];
+        *out = handle_of(call->device);
     return ret;
 }
 
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
 {
-    struct table *now = ready();
-    if (!now)
+    struct roster gpus;
+    if (!present(ANY, &gpus))
         return UNINITIALIZED;
-    if (!out || index >= (unsigned)now->n_devices || !attaching())
+    if (!out || index >= (unsigned)gpus.n)
         return INVALID_ARGUMENT;
-    return open_handle(CALL(FN_nvmlDeviceGetHandleByIndex, (int)index), out);
+    return open_handle(CALL(FN_nvmlDeviceGetHandleByIndex, gpus.devices[index]), out);
 }
 
 API int nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *out)
 {
     unsigned domain, bus, slot, function;
     int length = -1;
-    struct table *now = ready();
+    struct roster gpus;
+    struct table *now = present(ANY, &gpus);
     if (!now)
         return UNINITIALIZED;
     if (!address || !out)
         return INVALID_ARGUMENT;
     if (sscanf(address, "%8x:%2x:%2x.%1x%n", &domain, &bus, &slot, &function, &length) != 4
-        || address[length] || !attaching())
+        || address[length])
         return NOT_FOUND;
-    for (int i = 0; i < now->n_devices; i++) {
-        const struct device *device = &now->devices[i];
+    for (int i = 0; i < gpus.n; i++) {
+        const struct device *device = &now->devices[gpus.devices[i]];
         if (device->domain == domain && device->bus == bus && device->slot == slot
             && device->pci_function == function)
-            return open_handle(CALL(FN_nvmlDeviceGetHandleByPciBusId, i), out);
+            return open_handle(CALL(FN_nvmlDeviceGetHandleByPciBusId, gpus.devices[i]), out);
     }
     return NOT_FOUND;
 }
@@ -143,20 +154,21 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *out)
 /* The driver asks each GPU in turn, so one that is stuck or lost spoils it. */
 API int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 {
-    struct table *now = ready();
+    struct roster gpus, migs;
+    struct table *now = present(ANY, &gpus);
     if (!now)
         return UNINITIALIZED;
     if (!uuid || !out)
         return INVALID_ARGUMENT;
-    for (int i = 0; i < now->n_devices && attaching(); i++) {
-        nvmlDevice_t handle;
-        int ret = open_handle(CALL(FN_nvmlDeviceGetHandleByUUID, i), &handle);
-        if (ret != SUCCESS)
+    for (int i = 0; i < gpus.n; i++) {
+        int gpu = gpus.devices[i];
+        int ret = open_handle(CALL(FN_nvmlDeviceGetHandleByUUID, gpu), out);
+        if (ret != SUCCESS || strcasecmp(now->devices[gpu].uuid, uuid) == 0)
             return ret;
-        if (strcasecmp(now->devices[i].uuid, uuid) == 0) {
-            *out = handle;
-            return SUCCESS;
-        }
+        present(gpu, &migs);
+        for (int k = 0; k < migs.n; k++)
+            if (strcasecmp(now->devices[migs.devices[k]].uuid, uuid) == 0)
+                return open_handle(CALL(FN_nvmlDeviceGetHandleByUUID, migs.devices[k]), out);
     }
     return NOT_FOUND;
 }

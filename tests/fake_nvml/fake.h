@@ -12,13 +12,16 @@
 /* A default that stands for NOT_SUPPORTED. */
 #define UNSUPPORTED 0xfeedbeefdeadfa11
 
-enum { MAX_DEVICES = 256, MAX_KEYS = 3, MAX_DEFAULTS = 9, N_LINKS = 18, ANY = -1, CRASH = -1 };
+/* GPUs are numbered from 0, MIG devices from MAX_GPUS on. */
+enum { MAX_GPUS = 64, MAX_DEVICES = 256, MAX_MIG_DEVICES = 7 };
+enum { MAX_KEYS = 3, MAX_DEFAULTS = 9, N_LINKS = 18, ANY = -1, CRASH = -1 };
 
 enum { INIT_FLAG_NO_GPUS = 1, INIT_FLAG_NO_ATTACH = 2 };
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+    INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18,
+    ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
 enum value_type { DOUBLE, UINT, ULONG, ULONGLONG, SLONGLONG, INT, USHORT }; /* nvmlValueType_t */
@@ -44,6 +47,9 @@ extern const struct function_info functions[FN_COUNT];
 struct device {
     char uuid[96], name[96];
     unsigned domain, bus, slot, pci_function, minor;
+    int parent; /* ANY: it is a GPU; else it is a MIG device, with what follows */
+    unsigned gpu_instance, compute_instance, slices;
+    uint64_t memory_mib;
 };
 
 /* At a time it is start + per_second * (seconds since its step began), modulo wrap. */
@@ -69,7 +75,7 @@ struct step {
     int n_values;
     struct number *values;
     char *text;        /* NULL: none */
-    int64_t *used;     /* by device, counted in this process */
+    int used[MAX_DEVICES]; /* counted in this process */
     uint64_t hash;     /* of the line, to find it again after a reload */
     int line;
 };
@@ -78,7 +84,7 @@ enum { N_BUCKETS = 1024 };
 
 struct table {
     int64_t epoch_ns;
-    int n_devices;
+    int n_gpus, n_migs;
     struct device devices[MAX_DEVICES];
     int n_steps;
     struct step **steps;
@@ -97,6 +103,14 @@ struct reply {
     struct table *table;
     const struct step *step; /* NULL: the defaults */
     int64_t now_ns;          /* from the epoch on */
+    int index;               /* of the device among its like; ANY: it is not there */
+    bool mig;                /* MIG mode is on */
+};
+
+/* The GPUs that are there, or the MIG devices of one, in the order of their index. */
+struct roster {
+    bool scripted;
+    int n, devices[MAX_DEVICES];
 };
 
 /* script.c: the memory itself; there is no going on without. */
@@ -106,10 +120,21 @@ void *need(void *memory);
  * NULL. Steps that stand unchanged at the head of both keep the older one's counts. */
 struct table *table_load(const char *path, struct table *older);
 
+/* Whether there is such a device, present or not. */
+bool table_has(const struct table *table, int device);
+
 /* timeline.c: the step that answers a call now, counted as used, and the one
  * that gave the value at an earlier time; NULL: none does. */
 const struct step *table_pick(struct table *table, const struct call *call, int64_t now_ns);
 const struct step *table_past(struct table *table, const struct call *call, int64_t then_ns);
+
+/* roster.c: who is there, by the script's "devices" or, of a parent GPU, its "mig". */
+void table_roster(struct table *table, int parent, int64_t now_ns, struct roster *out);
+int roster_index(const struct roster *roster, int device);
+
+/* users.c: show other processes that this one uses the library, or no longer. */
+void enter_users(void);
+void leave_users(void);
 
 /* answer.c: the return code that the script says to one call, after the delay it asks for. */
 int answer(const struct call *call, struct reply *reply);
@@ -120,18 +145,19 @@ int answer_device(const struct call *call, struct reply *reply);
 /* What a call was or would have been answered at an earlier time. */
 void answer_past(const struct call *call, int64_t then_ns, struct reply *reply);
 
+/* With NO_ATTACH the real library (580, H200) counts no GPU and finds no handle.
+ * NO_GPUS alone changes nothing that can be seen. */
 int open_library(bool attach);
 int close_library(void);
-
-/* Whether GPUs can be found: with NO_ATTACH the real library (580, H200) counts
- * none and finds no handle. NO_GPUS alone changes nothing that can be seen. */
-bool attaching(void);
 
 /* The script as it is now, read again if it changed; NULL: not initialised. */
 struct table *ready(void);
 
-/* The script last read. */
-struct table *current(void);
+/* Who is there now; NULL: not initialised. */
+struct table *present(int parent, struct roster *out);
+
+/* The version of the loaded kernel module, or that of this process's library. */
+void driver_version(bool library, char out[80]);
 
 int64_t clock_ns(clockid_t clock);
 
@@ -140,6 +166,8 @@ typedef struct handle *nvmlDevice_t;
 
 /* The device's number in the script, -1 for what is no handle. */
 int number_of(nvmlDevice_t handle);
+
+nvmlDevice_t handle_of(int device);
 
 /* A call of a function, with up to three keys; ON: on the handle at hand. */
 #define CALL(function, device, ...) (&(struct call){function, device, {__VA_ARGS__}})
@@ -154,6 +182,10 @@ uint64_t value(const struct call *call, const struct reply *reply, int part);
 /* fields.c and gpm.c: the defaults of one field, and the bits of a metric's. */
 uint64_t default_field(int64_t id, int64_t link, int64_t now_ns);
 uint64_t default_metric(int64_t id);
+
+/* mig.c: which calls work on a MIG device without a step, and their defaults. */
+bool mig_answers(int function);
+uint64_t default_mig(const struct call *call, const struct reply *reply, int part);
 
 /* What a counter comes to in a time, if it can be counted at all. */
 uint64_t advance(uint64_t start, double per_second, int64_t ns);

@@ -39,9 +39,9 @@ def _read_functions() -> dict[str, Function]:
             parts = ("text",)
         elif not parts and kind.startswith("U"):
             parts = ("value",)
-        process_wide = kind.startswith("PROCESS") and kind != "PROCESSES"
+        process_wide = kind in ("PROCESS", "PROCESS_TEXT", "STATE")
         names = tuple(part for part in parts if part != "...")
-        found[name] = Function(name, process_wide or kind == "STATE", keys, names, "..." in parts)
+        found[name] = Function(name, process_wide, keys, names, "..." in parts)
     return found
 
 

@@ -45,6 +45,14 @@ def device_line(device: Mapping[str, Any]) -> str:
     return line
 
 
+def mig_line(mig: Mapping[str, Any], parent: Mapping[str, Any], place: int) -> str:
+    """Put one MIG device, named after its profile, in a line; `place` is its parent's number."""
+    name = f"{parent['name']} MIG {mig['slices']}g.{-(-mig['memory'] // 1024)}gb"
+    return (
+        f"mig {mig['uuid']} {place} {mig['gi']} {mig['ci']} {mig['slices']} {mig['memory']} {name}"
+    )
+
+
 def step_line(step: Mapping[str, Any], places: Mapping[Any, int]) -> str:
     """Put one step in a line; `places` has each device's number for the library."""
     if unknown := step.keys() - STEP_KEYS:
@@ -75,7 +83,7 @@ def step_line(step: Mapping[str, Any], places: Mapping[Any, int]) -> str:
         -1 if takes_ms == -1 else _ns(takes_ms),
         -1 if times is None else times,
         -1 if every_ms is None else _ns(times * every_ms),
-        *_values(function, step.get("val")),
+        *_values(function, step.get("val"), places),
     ]
     return " ".join(map(str, words))
 
@@ -84,7 +92,7 @@ def _ns(ms: float) -> int:
     return ms * 1_000_000 if isinstance(ms, int) else round(ms * 1e6)
 
 
-def _values(function: Function, val: Any) -> list[str]:
+def _values(function: Function, val: Any, places: Mapping[Any, int]) -> list[str]:
     """Give the words of a value for the library: none, numbers, or a quote and a text."""
     if val is None:
         return []
@@ -92,6 +100,8 @@ def _values(function: Function, val: Any) -> list[str]:
         if not isinstance(val, str) or re.search(r"[\0\n]", val):
             raise ValueError(f"{function.name} takes a line of text, not {val!r}")
         return ['"' + val]
+    if function.parts == ("device",):
+        return ["[", *(str(places[device]) for device in val)]
     if function.repeated:
         return ["[", *(word for record in val for word in _record(function, record, whole=True))]
     return _record(function, val)

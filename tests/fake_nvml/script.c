@@ -4,6 +4,7 @@
  *   nvml-lines 1
  *   epoch MONOTONIC_NS
  *   device UUID DOMAIN:BUS:SLOT.FUNCTION MINOR NAME
+ *   mig UUID PARENT GPU_INSTANCE COMPUTE_INSTANCE SLICES MEMORY_MIB NAME
  *   step START FN[:KEY...] DEV|* RET SIGNAL TAKES TIMES SPAN VALUE...
  * where KEY is a number or * for any, RET is an nvmlReturn_t or -1 for a crash,
  * and VALUE... is nothing (the default), a double quote and the text up to the
@@ -64,12 +65,19 @@ static bool read_number(const char *word, struct number *number)
     return *end == '%' && unsigned64(end + 1, &end, &number->wrap) && !*end;
 }
 
-static int find_device(const char *word, int n_devices)
+bool table_has(const struct table *table, int device)
+{
+    int nth = device < MAX_GPUS ? device : device - MAX_GPUS;
+    return nth >= 0 && nth < (device < MAX_GPUS ? table->n_gpus : table->n_migs);
+}
+
+static int find_device(const struct table *table, const char *word)
 {
     int64_t device;
     if (word && strcmp(word, "*") == 0)
         return ANY;
-    return integer(word, 0, n_devices - 1, &device) ? (int)device : -2;
+    return integer(word, 0, MAX_DEVICES - 1, &device) && table_has(table, (int)device)
+               ? (int)device : -2;
 }
 
 /* A more specific step of the same time wins: any < function < its keys. */
@@ -102,11 +110,11 @@ static const char *read_device(struct table *table, char *rest)
     const char *uuid = strsep(&rest, " "), *pci = strsep(&rest, " "), *minor = strsep(&rest, " ");
     int64_t number;
     int length = -1;
-    if (table->n_devices == MAX_DEVICES)
+    if (table->n_gpus == MAX_GPUS)
         return "too many devices";
     if (table->n_steps)
         return "a device after a step";
-    struct device *device = &table->devices[table->n_devices];
+    struct device *device = &table->devices[table->n_gpus];
     if (!rest || strlen(uuid) >= sizeof device->uuid || strlen(rest) >= sizeof device->name)
         return "device needs UUID PCI MINOR NAME, not too long";
     if (sscanf(pci, "%8x:%2x:%2x.%1x%n", &device->domain, &device->bus, &device->slot,
@@ -117,7 +125,32 @@ static const char *read_device(struct table *table, char *rest)
     device->minor = (unsigned)number;
     strcpy(device->uuid, uuid);
     strcpy(device->name, rest);
-    table->n_devices++;
+    device->parent = ANY;
+    table->n_gpus++;
+    return NULL;
+}
+
+static const char *read_mig(struct table *table, char *rest)
+{
+    const char *uuid = strsep(&rest, " ");
+    int64_t numbers[5];
+    if (table->n_migs == MAX_DEVICES - MAX_GPUS)
+        return "too many MIG devices";
+    struct device *device = &table->devices[MAX_GPUS + table->n_migs];
+    for (int i = 0; i < 5; i++)
+        if (!integer(strsep(&rest, " "), 0, i ? INT_MAX : table->n_gpus - 1, &numbers[i]))
+            return "mig needs UUID PARENT and four numbers";
+    if (!rest || strlen(uuid) >= sizeof device->uuid || strlen(rest) >= sizeof device->name)
+        return "mig needs a UUID and a NAME, not too long";
+    *device = table->devices[numbers[0]];
+    device->parent = (int)numbers[0];
+    device->gpu_instance = (unsigned)numbers[1];
+    device->compute_instance = (unsigned)numbers[2];
+    device->slices = (unsigned)numbers[3];
+    device->memory_mib = (uint64_t)numbers[4];
+    strcpy(device->uuid, uuid);
+    strcpy(device->name, rest);
+    table->n_migs++;
     return NULL;
 }
 
@@ -143,7 +176,6 @@ static void free_step(struct step *step)
 {
     free(step->values);
     free(step->text);
-    free(step->used);
     free(step);
 }
 
@@ -160,7 +192,7 @@ static const char *read_step(struct table *table, char *rest, int line)
         what = "bad start";
     else if (!find_function(strsep(&rest, " "), step))
         what = "unknown function";
-    else if ((step->device = find_device(strsep(&rest, " "), table->n_devices)) == -2)
+    else if ((step->device = find_device(table, strsep(&rest, " "))) == -2)
         what = "no such device";
     else if (!integer(strsep(&rest, " "), CRASH, 999, &ret))
         what = "bad return code";
@@ -183,7 +215,6 @@ static const char *read_step(struct table *table, char *rest, int line)
     /* A device named counts for more than a function named: a step that takes
      * one GPU off the bus beats a value given to all of the same time. */
     step->rank += step->device >= 0 ? MAX_KEYS + 2 : 0;
-    step->used = need(calloc((size_t)table->n_devices + 1, sizeof *step->used));
     if ((table->n_steps & (table->n_steps - 1)) == 0) /* grow at powers of two */
         table->steps = need(realloc(table->steps, sizeof *table->steps
                                                       * (size_t)(2 * table->n_steps + 1)));
@@ -203,6 +234,8 @@ static const char *read_line(struct table *table, char *line, size_t length, int
         return integer(rest, 0, INT64_MAX, &table->epoch_ns) ? NULL : "bad epoch";
     if (strcmp(word, "device") == 0)
         return read_device(table, rest);
+    if (strcmp(word, "mig") == 0)
+        return read_mig(table, rest);
     if (strcmp(word, "step") == 0)
         return read_step(table, rest, number);
     return "unknown kind of line";
@@ -218,11 +251,9 @@ static void free_table(struct table *table)
 
 static void keep_counts(struct table *table, const struct table *older)
 {
-    int n = table->n_devices < older->n_devices ? table->n_devices : older->n_devices;
     for (int i = 0; i < table->n_steps && i < older->n_steps
                     && table->steps[i]->hash == older->steps[i]->hash; i++)
-        memcpy(table->steps[i]->used, older->steps[i]->used,
-               ((size_t)n + 1) * sizeof *table->steps[i]->used);
+        memcpy(table->steps[i]->used, older->steps[i]->used, sizeof older->steps[i]->used);
 }
 
 struct table *table_load(const char *path, struct table *older)

@@ -29,7 +29,9 @@ static bool concerns(const struct step *step, const struct call *call)
     for (int i = 0; i < MAX_KEYS; i++)
         if (step->keys[i] != ANY && step->keys[i] != call->keys[i])
             return false;
-    return scope == SCOPE_PROCESS || step->device == ANY || step->device == call->device;
+    if (step->device == ANY) /* all GPUs, not their MIG devices */
+        return call->device < MAX_GPUS;
+    return scope == SCOPE_PROCESS || step->device == call->device;
 }
 
 static int by_time(const void *left, const void *right)
