@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ticks import GPU, SECOND, Rise, firing, judged
+from ticks import GPU, SECOND, Rise, firing, judged, tick
 
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.ring import RingSchema
 from gpuwatch.rules import RULES
-from gpuwatch.signals import HOST, UNKNOWN_INTEGER, Column, Entity, Kind, Signal
+from gpuwatch.signals import HOST, UNKNOWN_INTEGER, Column, Entity, Event, Kind, Signal
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import Tick
 
@@ -182,6 +182,27 @@ def test_the_value_says_how_bad_it_is(columns, entity, rule, value):
     engine, _ = judged([(2, {entity: columns})], LINK)
     (alert,) = [one for one in engine.alerts() if one.rule == rule]
     assert alert.value == value
+
+
+@pytest.mark.parametrize(
+    ("columns", "detail", "lost"),
+    [
+        (None, "79: critical: GPU has fallen off the bus", True),
+        ({"gpu_up": None}, "79: critical x3: GPU has fallen off the bus", True),
+        ({"gpu_up": 1.0}, "79: critical: GPU has fallen off the bus", False),  # it is back
+        (None, "48: critical: double bit error", False),
+        (None, "off the bus", False),
+    ],
+)
+def test_xid_79_is_a_lost_gpu_where_nvml_says_nothing(columns, detail, lost):
+    """The kernel's word that the GPU left the bus counts while no sampler can ask the GPU."""
+    engine = AlertEngine(RULES, {}, None, "")
+    for second in range(40):
+        made = tick(second * SECOND, columns, GPU, length_ns=SECOND)
+        if second == 5:
+            made.events.append(Event(made.start_ns, GPU, "xid", detail))
+        engine.judge(made)
+    assert ("gpu_lost" in firing(engine)) is lost
 
 
 def test_faults_are_detected_at_once_and_once():

@@ -5,7 +5,9 @@ news. A link is compared with what this GPU in this slot can do or has had, neve
 machines.
 """
 
+from gpuwatch.kernel_log import XID, told
 from gpuwatch.rule import Rule, View
+from gpuwatch.signals import Event
 
 UNCORRECTED = 'gpu_ecc_errors_total{type="uncorrected"}'
 PCIE_LOAD = 1e9  # bytes per second: with less to do, a link may run slower to save power
@@ -15,6 +17,21 @@ def seen_down(view: View) -> bool:
     """Say whether the GPU did not answer at any time of the tick."""
     up = view.window("gpu_up")
     return up is not None and up.minimum == 0
+
+
+def answers(view: View) -> float | None:
+    """Return 1 if the GPU answers, 0 if it does not or is said to be off the bus; else None.
+
+    Xid 79 counts where no sampler can tell.
+    """
+    off_the_bus = view.told(XID, _says_off_the_bus)
+    up = view.highest("gpu_up")
+    return 0.0 if up is None and off_the_bus else up
+
+
+def _says_off_the_bus(event: Event) -> int:
+    said = told(event.detail)
+    return int(said is not None and said.code == "79")
 
 
 def hung(view: View) -> float | None:
@@ -79,9 +96,10 @@ RULES = (
         per="gpu",
         help="The GPU has not answered for 30 seconds.",
         next_step="Drain the node, look for an Xid in the kernel log, then reset or reboot.",
-        judge=lambda view: view.highest("gpu_up"),
+        judge=answers,
         limit=0.0,
         at_most=True,
+        window_seconds=60,
         for_seconds=30,
         sticky=True,
         detect=seen_down,
