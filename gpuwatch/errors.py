@@ -42,4 +42,4 @@ class SourceUnavailable(GpuwatchError):
 
 
 class SourceUnsupported(SourceUnavailable):
-    """This machine has nothing for the source to read; that is no fault, and may change."""
+    """The machine has nothing for the source to read; that is no fault, and may change."""

@@ -20,7 +20,7 @@ from gpuwatch import pulse as page
 from gpuwatch.calibration import RefreshEstimator
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, monotonic_ns
-from gpuwatch.errors import SourceUnavailable
+from gpuwatch.errors import SourceUnavailable, SourceUnsupported
 from gpuwatch.ring import RingSchema
 from gpuwatch.sampler import prepare_process
 from gpuwatch.signals import UNKNOWN_INTEGER, Kind
@@ -82,11 +82,12 @@ def _open(child: Child, sources: list[Source]) -> tuple[dict[str, Opened], dict[
     opened: dict[str, Opened] = {}
     told: dict[str, Any] = {}
     for source in sources:
-        told[source.name] = {"reason": ""}
+        told[source.name] = {"reason": "", "unsupported": False}
         try:
             opened[source.name] = source.open(context)
         except SourceUnavailable as fault:
             told[source.name]["reason"] = str(fault)
+            told[source.name]["unsupported"] = isinstance(fault, SourceUnsupported)
     child.pulse.words[page.READING] = page.NOT_READING
     return opened, told
 

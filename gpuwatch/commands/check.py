@@ -15,6 +15,7 @@ from typing import Any
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.commands.run import add_config_arguments, config_request
 from gpuwatch.control import connect
+from gpuwatch.duty import CAPABILITIES
 from gpuwatch.errors import FAIL, PASS, USAGE, WARN, ConfigError
 from gpuwatch.paths import CONTROL
 from gpuwatch.process import Process
@@ -164,17 +165,18 @@ def _sources(report: Report, config: Mapping[str, Any]) -> int:
     if not config["duties"]:
         report.say(WARN, "sources", "all are off: turn one on in [collectors] or with --collector")
         return 0
-    groups = [group for duty in config["duties"] for group in _duty(report, config, duty)]
+    surveys = {duty: Survey(config, duty, []) for duty in config["duties"]}  # side by side
+    groups = [group for survey in surveys.values() for group in _duty(report, config, survey)]
     if not groups:
         report.say(FAIL, "sources", "none works: there is nothing to sample until one does")
     return sum(group["ring_bytes"] for group in groups)
 
 
-def _duty(report: Report, config: Mapping[str, Any], duty: str) -> list[dict[str, Any]]:
+def _duty(report: Report, config: Mapping[str, Any], survey: "Survey") -> list[dict[str, Any]]:
     """Report one sampler's sources; return their groups."""
-    hung: list[str] = []
+    duty, hung = survey.duty, survey.hung
     while True:
-        found, holder = _survey(config, duty, hung)
+        found, holder = survey.result()
         if not holder or holder in hung:
             break
         hung.append(holder)
@@ -183,6 +185,7 @@ def _duty(report: Report, config: Mapping[str, Any], duty: str) -> list[dict[str
             "gpu",
             f"{holder}: holds a driver call: look for an Xid in the kernel log, reset the GPU",
         )
+        survey = Survey(config, duty, hung)
     if isinstance(found, str):
         report.say(WARN, "duty", f"{duty}: {found}")
         return []
@@ -190,9 +193,11 @@ def _duty(report: Report, config: Mapping[str, Any], duty: str) -> list[dict[str
     groups = []
     for name, source in found["sources"].items():
         if source["reason"]:
-            report.say(WARN, "source", f"{name}: {source['reason']}")
+            code = PASS if source["unsupported"] else WARN
+            report.say(code, "source", f"{name}: {source['reason'].removeprefix(f'{name}: ')}")
         else:
-            _gpus(report, config, source, hung)
+            if any(column["name"] == "gpu_up" for g in source["groups"] for column in g["columns"]):
+                _gpus(report, config, source, hung)
             _signals(report, name, source)
             groups += source["groups"]
     if groups:
@@ -200,51 +205,58 @@ def _duty(report: Report, config: Mapping[str, Any], duty: str) -> list[dict[str
     return groups
 
 
-def _survey(
-    config: Mapping[str, Any], duty: str, hung: list[str]
-) -> tuple[dict[str, Any] | str, str]:
-    """Return (what a child saw or why it saw nothing, the entity that hung it or "").
+class Survey:
+    """One duty's sources, opened and read for some seconds in a child.
 
     A child in a driver call cannot be killed for sure: it is left, and ends when the call does.
     """
-    output = os.memfd_create("gpuwatch-survey", os.MFD_CLOEXEC)
-    process = Process(
-        ("gpuwatch.survey",),
-        {
-            "config": config,
-            "duty": duty,
-            "seconds": SURVEY_SECONDS,
-            "ready_ns": monotonic_ns(),
-            "excluded": hung,
-            "output": output,
-        },
-        generation=1,
-        keep=("SYS_NICE",),
-        descriptors=(output,),
-    )
-    limits = config["state"]
-    while process.status is None:
-        process.look()
-        opening = process.phase in ("starting", "opening")
-        key = "init_deadline_seconds" if opening else "read_deadline_seconds"
-        if process.still_ns > limits[key] * SECOND_NS:
-            holder = process.pulse.reading() or ""
-            process.abandon()
-            reason = f"does not answer within {limits[key]:g} s: look at the kernel log, or reboot"
-            return reason, holder
-        time.sleep(LOOK_SECONDS)
-    status = process.status
-    process.close()
-    with os.fdopen(output) as answer:
-        answer.seek(0)
-        text = answer.read()
-    if status == 0 and text:
-        found: dict[str, Any] = json.loads(text)
-        return found, ""
-    if status < 0:
-        how = signal.Signals(-status).name
-        return f"reading it ended by {how}: look at the kernel log, reinstall the driver", ""
-    return f"the survey ended with exit status {status}: report it", ""
+
+    def __init__(self, config: Mapping[str, Any], duty: str, hung: list[str]) -> None:
+        self.duty = duty
+        self.hung = hung
+        self._limits = config[duty]
+        self._output = os.memfd_create("gpuwatch-survey", os.MFD_CLOEXEC)
+        self._process = Process(
+            ("gpuwatch.survey",),
+            {
+                "config": config,
+                "duty": duty,
+                "seconds": SURVEY_SECONDS,
+                "ready_ns": monotonic_ns(),
+                "excluded": hung,
+                "output": self._output,
+            },
+            generation=1,
+            keep=CAPABILITIES.get(duty, ()),
+            descriptors=(self._output,),
+        )
+
+    def result(self) -> tuple[dict[str, Any] | str, str]:
+        """Return (what was seen or why nothing was, the entity that hung the child or "")."""
+        process = self._process
+        while process.status is None:
+            process.look()
+            opening = process.phase in ("starting", "opening")
+            key = "init_deadline_seconds" if opening else "read_deadline_seconds"
+            limit = self._limits[key]
+            if process.still_ns > limit * SECOND_NS:
+                holder = process.pulse.reading() or ""
+                process.abandon()
+                reason = f"does not answer within {limit:g} s: look at the kernel log, or reboot"
+                return reason, holder
+            time.sleep(LOOK_SECONDS)
+        status = process.status
+        process.close()
+        with os.fdopen(self._output) as answer:
+            answer.seek(0)
+            text = answer.read()
+        if status == 0 and text:
+            found: dict[str, Any] = json.loads(text)
+            return found, ""
+        if status < 0:
+            how = signal.Signals(-status).name
+            return f"reading it ended by {how}: look at the kernel log, reinstall the driver", ""
+        return f"the survey ended with exit status {status}: report it", ""
 
 
 def _privileges(report: Report, wanted: bool, duty: str, found: Mapping[str, Any]) -> None:
@@ -319,7 +331,7 @@ def _signals(report: Report, name: str, source: Mapping[str, Any]) -> None:
             ).rstrip()
         )
         if not there:
-            print(f"{'':8} not offered by this GPU or driver{', see below' if errors else ''}")
+            print(f"{'':8} not offered here{', see below' if errors else ''}")
     for error, count in sorted(errors.items()):
         code = PASS if error.endswith("not_supported") else WARN
         report.say(code, "errors", f"{name}: {error}, {count} times")
