@@ -206,7 +206,7 @@ NVLINK_RECEIVED, NVLINK_TRANSMITTED = (
 def _active(part: str, text: str) -> Signal:
     return Signal(
         f"gpu_{part}_active_ratio",
-        f"{text}, over the time between two samples of the GPU's own, 0.1 s or a little more.",
+        f"{text}, over the tenth of a second before; longer on a node of many MIG instances.",
         Kind.GAUGE,
         "ratio",
         bounds=(0.0, 1.0),
@@ -218,7 +218,15 @@ def _active(part: str, text: str) -> Signal:
 SM_ACTIVE = _active("sm", "Share of the SMs that were busy")
 TENSOR_ACTIVE = _active("tensor", "Share of time in which tensor cores worked")
 DRAM_ACTIVE = _active("dram", "Share of the memory's bandwidth that was used")
-GRAPHICS_ACTIVE = _active("graphics", "Share of time in which any kernel or graphics ran")
+GRAPHICS_ACTIVE = Signal(
+    "gpu_graphics_active_ratio",
+    "Share of time in which any kernel or graphics ran, over the second or so before.",
+    Kind.GAUGE,
+    "ratio",
+    bounds=(0.0, 1.0),
+    statistics=("",),
+    refresh_seconds=1.0,
+)
 
 NVLINKS_EXPECTED = Signal(
     "gpu_nvlink_links_expected",
@@ -228,7 +236,7 @@ NVLINKS_EXPECTED = Signal(
     bounds=(0.0, 64.0),
 )
 
-ACTIVE_SIGNALS = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_ACTIVE, GRAPHICS_ACTIVE)
+ACTIVE_SIGNALS = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_ACTIVE)
 
 SLOW_SIGNALS = (
     (UP, ""),

@@ -100,9 +100,10 @@ def infos(count):
 def columns(count):
     """Return the columns that the rings have."""
     declared = [(signals.THROTTLE, ""), (signals.CLOCK, "sm"), *signals.SLOW_SIGNALS]
-    declared += [(signal, "") for signal in signals.ACTIVE_SIGNALS]
+    declared += [(signal, "") for signal in (*signals.ACTIVE_SIGNALS, signals.GRAPHICS_ACTIVE)]
     declared += [(mig_signals.MIG_ENABLED, setting) for setting in ("current", "pending")]
-    parts = mig_signals.INSTANCE_ACTIVE_SIGNALS + mig_signals.INSTANCE_MEMORY_SIGNALS
+    parts = [*mig_signals.INSTANCE_ACTIVE_SIGNALS, mig_signals.INSTANCE_GRAPHICS_ACTIVE]
+    parts += mig_signals.INSTANCE_MEMORY_SIGNALS
     own = [Column(gpu, *one) for gpu in gpus(count) for one in declared]
     own += [Column(instance(count), signal) for signal in parts]
     return own + network.columns(count)

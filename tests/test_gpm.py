@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from node import QUIET, Node
 from running import Running, wait_for
 
+from gpuwatch.signals import Entity
 from gpuwatch.sources import gpm
 
 MILLISECOND_NS = 1_000_000
@@ -88,7 +89,7 @@ def test_nothing_is_missed(node: Node, running: Running) -> None:
     page = wait_for(lambda: (page := running.scrape())[reads] > before[reads] + 60 and page)
     missing = 'gpuwatch_samples_missing_total{source="gpm"}'
     assert page[missing] - before[missing] <= 6  # a loaded machine may be late
-    assert running.value("gpuwatch_source_period_seconds", 'source="gpm"') == 0.11
+    assert page['gpuwatch_source_period_seconds{source="gpm"}'] == 0.11
 
 
 def test_a_gpu_of_an_older_kind_beside_newer_ones(tmp_path: Path) -> None:
@@ -106,11 +107,9 @@ def test_a_node_of_older_gpus_has_nothing_to_read(tmp_path: Path, answer: dict[s
     """The source is unsupported, which is no fault: nothing of it is down or failing."""
     node = Node(tmp_path, 2)
     node.now("nvmlGpmQueryDeviceSupport", **answer)
+    reason = "gpm: no GPU here has it: it came with Hopper"
     with node.running() as running:
-        told = wait_for(lambda: running.events("source_unsupported"))
-        assert [event["detail"] for event in told] == [
-            "gpm: no GPU here has it: it came with Hopper"
-        ]
+        wait_for(lambda: reason in [event["detail"] for event in running.status()["events"]])
         wait_for(lambda: running.value("gpuwatch_source_up", 'source="gpm"') is None)
         assert running.value("gpuwatch_gpu_mig_enabled", 'gpu="1"', 'setting="current"') == 0
 
@@ -164,7 +163,7 @@ def test_every_renewal_is_in_one_share(
 ) -> None:
     """However late reads come, and slowly a chip renews: no gap, no overlap, no NaN, no 0."""
     driver = Driver(refresh_ms * MILLISECOND_NS, loads)
-    gpu = SimpleNamespace(handle="handle", index=0)
+    gpu = SimpleNamespace(handle="handle", index=0, entity=Entity("gpu", "0000:1b:00.0"))
     roster = SimpleNamespace(words=[0] * 8, failed=lambda *_: pytest.fail("a call failed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpm, "monotonic_ns", lambda: driver.now_ns)
@@ -174,9 +173,9 @@ def test_every_renewal_is_in_one_share(
         patch.setattr(
             gpm.pynvml,
             "c_nvmlGpmMetricsGet_t",
-            lambda: SimpleNamespace(metrics=[SimpleNamespace() for _ in METRICS]),
+            lambda: SimpleNamespace(metrics=[SimpleNamespace() for _ in METRICS[:3]]),
         )
-        meter = gpm.Meter(roster, None, gpu, None)  # type: ignore[arg-type]
+        meter = gpm.Meter(roster, None, gpu, None, gpm.KINDS[0])  # type: ignore[arg-type]
         begin = driver.now_ns
         rows = []
         for number, late in enumerate(late_ms * 3):

@@ -1,15 +1,19 @@
 """GPM: how much of SMs, tensor cores and memory bandwidth was used; Hopper and newer.
 
 NVML compares two samples that it took when asked. What a sample holds is renewed every 100.0 ms
-(H200, driver 580), and two samples of one renewal give NaN or 0 instead of an error. So a sample is
+(H200, driver 580), and two samples of one renewal give 0 or NaN instead of an error. So a sample is
 taken only when more than 100 ms have passed since the last one, and one that gives NaN is taken
 again later: the older one stays, so no time is lost.
 
-The struct of a request has 13 kB: it is made once for each GPU, as are its samples.
+A sample takes 0.28 ms of a core and comparing two of them 10 us, but 1.4 ms if the share of time
+with any work is asked for, which goes to the GPU: so that one has samples of its own, more rarely.
+The struct of a request has 13 kB, so it is made once.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -17,20 +21,51 @@ from gpuwatch import nvml
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnsupported
-from gpuwatch.gpu_signals import ACTIVE_SIGNALS
+from gpuwatch.gpu_signals import ACTIVE_SIGNALS, GRAPHICS_ACTIVE
 from gpuwatch.mig import CHANGED, Instance, Layout
-from gpuwatch.mig_signals import INSTANCE_ACTIVE_SIGNALS
+from gpuwatch.mig_signals import INSTANCE_ACTIVE_SIGNALS, INSTANCE_GRAPHICS_ACTIVE
 from gpuwatch.roster import Gpu, Roster
-from gpuwatch.signals import UNKNOWN_GAUGE, Column
+from gpuwatch.signals import UNKNOWN_GAUGE, Column, Signal
 from gpuwatch.source import Context, Findings, Group, Opened
 
-METRICS = (  # in the order of ACTIVE_SIGNALS
-    pynvml.NVML_GPM_METRIC_SM_UTIL,
-    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
-    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
-    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+
+class Kind(NamedTuple):
+    """Shares that are asked for together: `metrics` of NVML, in the order of the signals.
+
+    They are read every `period_ns`, or `each_ns` for every GPU and instance if that is longer: so
+    each kind takes less than 3 % of a core, however many there are.
+    """
+
+    suffix: str
+    metrics: tuple[int, ...]
+    of_gpu: tuple[Signal, ...]
+    of_instance: tuple[Signal, ...]
+    period_ns: int
+    each_ns: int
+
+
+KINDS = (
+    Kind(
+        "",
+        (
+            pynvml.NVML_GPM_METRIC_SM_UTIL,
+            pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+            pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+        ),
+        ACTIVE_SIGNALS,
+        INSTANCE_ACTIVE_SIGNALS,
+        110 * MILLISECOND_NS,
+        10 * MILLISECOND_NS,
+    ),
+    Kind(
+        "-any",
+        (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,),
+        (GRAPHICS_ACTIVE,),
+        (INSTANCE_GRAPHICS_ACTIVE,),
+        SECOND_NS,
+        100 * MILLISECOND_NS,
+    ),
 )
-PERIOD_NS = 110 * MILLISECOND_NS
 STAGGER_NS = 7 * MILLISECOND_NS
 CLOSEST_NS, WIDEST_NS = 101 * MILLISECOND_NS, SECOND_NS  # between two samples
 WIDER_NS, CLOSER_NS = 50 * MILLISECOND_NS, MILLISECOND_NS  # after a NaN, after a value
@@ -40,24 +75,32 @@ RETRY_NS, SELDOM_NS = SECOND_NS, 60 * SECOND_NS  # after a failed call, after NO
 class Meter:
     """Two samples of a GPU, or of a MIG instance of it, and the row of what lay between them."""
 
-    def __init__(self, roster: Roster, layout: Layout, gpu: Gpu, instance: Instance | None) -> None:
+    def __init__(
+        self, roster: Roster, layout: Layout, gpu: Gpu, instance: Instance | None, kind: Kind
+    ) -> None:
         self.gpu = gpu
-        self.instance = instance
+        self.kind = kind
+        self.name = f"gpm{gpu.index}{kind.suffix}"
+        self.columns = tuple(Column(gpu.entity, signal) for signal in kind.of_gpu)
+        if instance is not None:
+            self.name = f"gpm{gpu.index}-{instance.number}{kind.suffix}"
+            self.columns = tuple(Column(instance.entity, signal) for signal in kind.of_instance)
+        self._instance = instance
         self._roster = roster
         self._layout = layout
         self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        self._request.numMetrics = len(METRICS)
-        self._answers = [self._request.metrics[index] for index in range(len(METRICS))]
-        for answer, metric in zip(self._answers, METRICS, strict=True):
+        self._request.numMetrics = len(kind.metrics)
+        self._answers = [self._request.metrics[index] for index in range(len(kind.metrics))]
+        for answer, metric in zip(self._answers, kind.metrics, strict=True):
             answer.metricId = metric
         self._spacing_ns = CLOSEST_NS
         self.forget()
 
     def forget(self) -> None:
         """Begin anew: what was sampled before does not count."""
-        self._row = [UNKNOWN_GAUGE] * len(METRICS)
+        self._row = [UNKNOWN_GAUGE] * len(self.columns)
         self._older_ns = self._next_ns = 0
 
     def read(self) -> Sequence[float]:
@@ -83,18 +126,15 @@ class Meter:
             pynvml.nvmlGpmSampleFree(sample)
 
     def _measure(self) -> None:
-        if self.instance is None:
+        if self._instance is None:
             pynvml.nvmlGpmSampleGet(self.gpu.handle, self._newer)
         else:
-            pynvml.nvmlGpmMigSampleGet(self.gpu.handle, self.instance.number, self._newer)
+            pynvml.nvmlGpmMigSampleGet(self.gpu.handle, self._instance.number, self._newer)
         now = monotonic_ns()  # afterwards: the call may have waited for another's
         if self._older_ns:
             self._request.sample1, self._request.sample2 = self._older, self._newer
             pynvml.nvmlGpmMetricsGet(self._request)
-            shares = [
-                UNKNOWN_GAUGE if answer.nvmlReturn else answer.value * 0.01
-                for answer in self._answers
-            ]
+            shares = [self._share(answer) for answer in self._answers]
             if _no_time_between(self._row, shares) and now - self._older_ns < WIDEST_NS:
                 self._spacing_ns = min(self._spacing_ns + WIDER_NS, WIDEST_NS)
                 self._next_ns = self._older_ns + self._spacing_ns
@@ -104,12 +144,19 @@ class Meter:
         self._older, self._newer = self._newer, self._older
         self._older_ns, self._next_ns = now, now + self._spacing_ns
 
+    def _share(self, answer: Any) -> float:
+        if not answer.nvmlReturn:
+            return float(answer.value) * 0.01
+        if answer.nvmlReturn not in nvml.ABSENT:
+            self._roster.failed(self.gpu, f"GPM metric {answer.metricId}", answer.nvmlReturn)
+        return UNKNOWN_GAUGE
+
     def _fail(self, result: int, now_ns: int) -> None:
         self.forget()
         self._next_ns = now_ns + (SELDOM_NS if result in nvml.ABSENT else RETRY_NS)
-        if self.instance is not None and result in CHANGED:
+        if self._instance is not None and result in CHANGED:
             self._layout.doubt()
-        self._roster.failed(self.gpu, "nvmlGpmSampleGet", result)
+        self._roster.failed(self.gpu, "GPM", result)
 
 
 def _no_time_between(before: Sequence[float], now: Sequence[float]) -> bool:
@@ -118,7 +165,7 @@ def _no_time_between(before: Sequence[float], now: Sequence[float]) -> bool:
 
 
 class Gpm:
-    """Source of the duty `counters`: a group for each GPU, and for each MIG instance."""
+    """Source of the duty `counters`: groups for each GPU, and for each MIG instance."""
 
     name = "gpm"
 
@@ -135,7 +182,7 @@ class Gpm:
         self._layout = Layout(self._roster)
         self._layout.look(monotonic_ns())
         self._supports: dict[Gpu, bool] = {}
-        self._meters: dict[tuple[Gpu, Instance | None], Meter] = {}
+        self._meters: dict[tuple[Gpu, Instance | None, Kind], Meter] = {}
         opened = self._opened()
         if self._supports and not any(self._supports.values()):
             self.close()
@@ -176,24 +223,16 @@ class Gpm:
             if gpu.handle is not None and gpu not in self._supports:
                 self._answers(gpu)
             if self._supports.get(gpu):
-                for instance in (None, *self._layout.of(gpu)):
-                    meter = before.pop((gpu, instance), None)
-                    self._meters[gpu, instance] = meter or Meter(
-                        self._roster, self._layout, gpu, instance
-                    )
+                for key in product([gpu], [None, *self._layout.of(gpu)], KINDS):
+                    meter = before.pop(key, None)
+                    self._meters[key] = meter or Meter(self._roster, self._layout, *key)
         for meter in before.values():
             meter.free()
+        entities = len(self._meters) // len(KINDS)
+        groups = []
+        for order, meter in enumerate(self._meters.values()):
+            period_ns = max(meter.kind.period_ns, meter.kind.each_ns * entities)
+            phase_ns = order * STAGGER_NS % min(period_ns, SECOND_NS)
+            groups.append(Group(meter.name, meter.columns, period_ns, meter.read, phase_ns))
         infos = [instance.info for instance in self._layout.devices]
-        return Opened(
-            tuple(_group(order, meter) for order, meter in enumerate(self._meters.values())),
-            (*self._roster.infos(), *infos),
-        )
-
-
-def _group(order: int, meter: Meter) -> Group:
-    name, entity, signals = f"gpm{meter.gpu.index}", meter.gpu.entity, ACTIVE_SIGNALS
-    if meter.instance is not None:
-        name += f"-{meter.instance.number}"
-        entity, signals = meter.instance.entity, INSTANCE_ACTIVE_SIGNALS
-    columns = tuple(Column(entity, signal) for signal in signals)
-    return Group(name, columns, PERIOD_NS, meter.read, phase_ns=order * STAGGER_NS % PERIOD_NS)
+        return Opened(tuple(groups), (*self._roster.infos(), *infos))

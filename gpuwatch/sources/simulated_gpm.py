@@ -3,14 +3,19 @@
 from collections.abc import Callable, Sequence
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
-from gpuwatch.gpu_signals import ACTIVE_SIGNALS
-from gpuwatch.mig_signals import INSTANCE_ACTIVE_SIGNALS
+from gpuwatch.gpu_signals import ACTIVE_SIGNALS, GRAPHICS_ACTIVE
+from gpuwatch.mig_signals import INSTANCE_ACTIVE_SIGNALS, INSTANCE_GRAPHICS_ACTIVE
 from gpuwatch.scenario import REFRESH_NS, Gpu, Scenario
 from gpuwatch.signals import UNKNOWN_GAUGE, Column, Entity, Signal
 from gpuwatch.source import Context, Findings, Group, Opened
 
-COMPUTING = (0.93, 0.58, 0.37, 0.99)  # in the order of ACTIVE_SIGNALS
-COMMUNICATING = (0.22, 0.0, 0.09, 0.97)
+# Of each signal, without the entity it is of: while the job computes, while it communicates.
+SHARES = {
+    "sm_active_ratio": (0.93, 0.22),
+    "tensor_active_ratio": (0.58, 0.0),
+    "dram_active_ratio": (0.37, 0.09),
+    "graphics_active_ratio": (0.99, 0.97),
+}
 NOISE = 0.01
 PERIOD_NS = 110 * MILLISECOND_NS
 
@@ -38,39 +43,54 @@ class SimulatedGpm:
         """Nothing is held."""
 
     def _look(self, now_ns: int) -> Opened:
-        groups, infos = [], []
+        groups: list[Group] = []
+        infos = []
         for gpu in self._scenario.gpus:
-            groups.append(self._group(f"gpm{gpu.place}", gpu, gpu.entity, ACTIVE_SIGNALS))
+            name = f"gpm{gpu.place}"
+            groups += self._groups(name, gpu, gpu.entity, ACTIVE_SIGNALS, GRAPHICS_ACTIVE)
             infos.append(gpu.info)
             for info in self._scenario.instances(gpu, now_ns):
                 name = f"gpm{gpu.place}-{info.entity.id.rpartition('/')[2]}"
-                groups.append(self._group(name, gpu, info.entity, INSTANCE_ACTIVE_SIGNALS))
+                signals = (INSTANCE_ACTIVE_SIGNALS, INSTANCE_GRAPHICS_ACTIVE)
+                groups += self._groups(name, gpu, info.entity, *signals)
                 infos.append(info)
         self._found = Opened(tuple(groups), tuple(infos))
         return self._found
 
-    def _group(self, name: str, gpu: Gpu, entity: Entity, signals: Sequence[Signal]) -> Group:
-        columns = tuple(Column(entity, signal) for signal in signals)
-        return Group(name, columns, PERIOD_NS, self._reader(gpu))
+    def _groups(
+        self, name: str, gpu: Gpu, entity: Entity, shares: Sequence[Signal], any_work: Signal
+    ) -> list[Group]:
+        columns = [Column(entity, signal) for signal in (*shares, any_work)]
+        return [
+            Group(name, tuple(columns[:-1]), PERIOD_NS, self._reader(gpu, columns[:-1], 1)),
+            Group(
+                f"{name}-any", tuple(columns[-1:]), SECOND_NS, self._reader(gpu, columns[-1:], 10)
+            ),
+        ]
 
-    def _reader(self, gpu: Gpu) -> Callable[[], Sequence[float]]:
-        scenario = self._scenario
+    def _reader(
+        self, gpu: Gpu, columns: Sequence[Column], refreshes: int
+    ) -> Callable[[], Sequence[float]]:
+        """Return the read of shares over so many refreshes of the driver."""
+        scenario, span_ns = self._scenario, refreshes * REFRESH_NS
+        levels = [
+            SHARES[column.signal.name.removeprefix(f"{column.entity.kind}_")] for column in columns
+        ]
 
         def read() -> Sequence[float]:
             now = monotonic_ns()
             if scenario.fault_of(gpu, now) == "gpu-lost":
-                return (UNKNOWN_GAUGE,) * len(ACTIVE_SIGNALS)
+                return (UNKNOWN_GAUGE,) * len(columns)
             slot = now // REFRESH_NS
-            before = scenario.worked(gpu, (slot - 1) * REFRESH_NS)
+            before = scenario.worked(gpu, slot * REFRESH_NS - span_ns)
             after = scenario.worked(gpu, slot * REFRESH_NS)
             computed, communicated = (
-                max(late - early, 0.0) * SECOND_NS / REFRESH_NS  # rounding may go below
+                max(late - early, 0.0) * SECOND_NS / span_ns  # rounding may go below
                 for early, late in zip(before, after, strict=True)
             )
             noise = 1 + NOISE * scenario.noise(gpu, slot)
             return [
-                min((high * computed + low * communicated) * noise, 1.0)
-                for high, low in zip(COMPUTING, COMMUNICATING, strict=True)
+                min((high * computed + low * communicated) * noise, 1.0) for high, low in levels
             ]
 
         return read
