@@ -216,10 +216,9 @@ class Daemon:
         """Compare the GPUs that are here with those that belong here."""
         seen = seen_slots(self)
         if self.made_up:
-            everything = entities_of(self.feed.manifests.values())
-            self.addresses = [
-                info.labels["pci_bus_id"] for info in everything if "pci_bus_id" in info.labels
-            ]
+            told = entities_of(self.feed.manifests.values())
+            gpus = [info.labels for info in told if info.entity.kind == "gpu"]
+            self.addresses = [gpu["pci_bus_id"] for gpu in gpus if "pci_bus_id" in gpu]
             self.gpus_pci = len(self.addresses) or None
         else:
             self.addresses = pci_gpus(Path(self.config["paths"]["sysfs"]))

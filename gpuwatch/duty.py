@@ -150,7 +150,11 @@ class Duty:
             "stuck": self.stuck(),
             "excluded": sorted(self.suspects),
             "holding": [
-                {"pid": process.pid, "call": process.pulse.reading() or process.phase}
+                {
+                    "pid": process.pid,
+                    "call": process.pulse.reading() or process.phase,
+                    "stuck": process in self.abandoned,
+                }
                 for process in (self.processes() if self.released else ())
             ],
         }

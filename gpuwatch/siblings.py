@@ -48,8 +48,8 @@ class SupervisorChannel:
     def release(self, duties: Iterable[str], done: Done | None = None) -> None:
         """Have exactly these duties let go of the hardware, and all others go on.
 
-        `done` gets {"holding"}: nobody once they have let go, else, some seconds later, the
-        processes that still hold it; {"error"} if the supervisor says nothing.
+        `done` gets {"holding"}: nobody once they have let go, else the processes that still hold
+        it, when all of them are stuck or after some seconds; {"error"} if the supervisor is silent.
         """
         self._release += 1
         self._send({"release": sorted(duties), "number": self._release})
@@ -90,7 +90,7 @@ class SupervisorChannel:
         for waiting in list(self._releases):
             number, deadline_ns, done = waiting
             late = monotonic_ns() > deadline_ns
-            if self._heard >= number and (late or not holding):
+            if self._heard >= number and (late or all(one["stuck"] for one in holding)):
                 done({"holding": holding})
             elif late:
                 done({"error": "the supervisor does not answer: see the log"})

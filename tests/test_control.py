@@ -152,6 +152,10 @@ def test_other_users(running: Running, path: Path) -> None:
         STATUS.decode(),
         '{"command": "record", "last_seconds": 1}',
         '{"command": "interval", "source": "nvml_state", "scale": 0}',
+        '{"command": "release", "what": "gpus", "seconds": 60}',
+        '{"command": "resume", "what": "gpus"}',
+        '{"command": "accept"}',
+        '{"command": "inventory"}',
     ]
     output = subprocess.run(
         [sys.executable, "-c", ASK, str(path), *messages],
@@ -160,9 +164,10 @@ def test_other_users(running: Running, path: Path) -> None:
         check=True,
         timeout=60,
     ).stdout
-    status, *others = map(json.loads, output.splitlines())
+    status, *others, inventory = map(json.loads, output.splitlines())
     assert status["ready"] is True
-    assert others == [{"error": "only root may do that: ask with sudo"}] * 2
+    assert others == [{"error": "only root may do that: ask with sudo"}] * 5
+    assert len(inventory["slots"]) == 2
     assert not list(running.state.glob("recordings/*"))
     crowd = ASK.replace("client = ", "crowd = [socket.socket(1, 5) for _ in range(60)]\nclient = ")
     crowd = crowd.replace(
@@ -195,8 +200,8 @@ def test_source_switched_off_and_on(running: Running, path: Path) -> None:
     wait_for(lambda: running.value(*up) == 1)
     wait_for(lambda: running.value("gpuwatch_gpu_power_watts", 'gpu="0"') is not None)
     assert running.status()["alerts"] == []
-    with pytest.raises(ControlError, match="nvml_counters: not one of nvml_state"):
-        request(path, {"command": "interval", "source": "nvml_counters", "scale": 1}, 10)
+    with pytest.raises(ControlError, match=r"source tea: not one of .*nvml_state"):
+        request(path, {"command": "interval", "source": "tea", "scale": 1}, 10)
 
 
 def test_slower_source(running: Running, path: Path) -> None:

@@ -572,6 +572,22 @@ def test_reload(tmp_path: Path) -> None:
         assert restarts(running, "state") == restarts(running, "daemon") == 0
 
 
+@pytest.mark.parametrize("changed", ["counters", "host"])
+def test_reload_of_one_duty(tmp_path: Path, changed: str) -> None:
+    """A change of one sampler's section starts that sampler anew, and nobody else."""
+    duties = ("daemon", "state", "counters", "host")
+    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+        wait_for(lambda: samples(running) > 0)
+        before = {duty: running.child(duty) for duty in duties}
+        running.config.write_text(f"{SIMULATED}[{changed}]\nbudget_ratio = 0.31\n")
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: gone(before[changed]))
+        assert f'config reloaded: {changed}"' in running.log()
+        after = {duty: running.child(duty) for duty in duties}
+        assert [duty for duty in duties if after[duty] != before[duty]] == [changed]
+        assert restarts(running, changed) == 0
+
+
 def test_collector_switched_off_and_on(tmp_path: Path) -> None:
     """A reload without a collector ends its sampler and its series; with it they come back."""
     off = SIMULATED + "[collectors]\nnvml_state = false\n"

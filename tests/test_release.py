@@ -1,0 +1,244 @@
+"""Leaving GPUs to another tool: nobody holds them, nothing is judged, and they come back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_nvml import LIBRARY, build
+from node import QUIET, Manager, Node
+from running import Running, descendants, wait_for
+from test_failures import gone, killed_later, restarts, state_of  # noqa: F401 - a fixture
+
+from gpuwatch.clock import SECOND_NS, read_clocks
+from gpuwatch.control import request
+from gpuwatch.errors import ControlError
+from gpuwatch.lease import HOLDERS, Leases
+from gpuwatch.store import LeaseRow, Store
+
+UP = ("gpuwatch_gpu_up", 'gpu="0"')
+RELEASED = ("gpuwatch_released", 'what="gpus"')
+SAMPLERS = ("gpuwatch.sampler state", "gpuwatch.sampler counters")
+
+
+def command(running: Running, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run gpuwatch beside the daemon, as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwatch", *words, "--path.runtime", str(running.runtime)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def users(library: Path) -> Iterator[int]:
+    """Yield each process that has a library loaded, also one that was replaced meanwhile."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(library) in maps.read_text():
+                yield int(maps.parent.name)
+        except OSError:
+            continue
+
+
+def samplers(running: Running) -> list[str]:
+    """Return the running children that would touch a GPU."""
+    commands = [command for _, command in descendants(running.process.pid)]
+    return [command for command in commands if any(name in command for name in SAMPLERS)]
+
+
+def test_a_driver_of_another_version_is_put_in_place(tmp_path: Path) -> None:
+    """No process holds the released GPUs, so the driver can be replaced; the new one is taken."""
+    node = Node(tmp_path, 2)
+    library = node.library / LIBRARY
+    manager = Manager(tmp_path)
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1000000"}
+    with manager, node.running(**environment) as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        assert running.value(*RELEASED) == 0
+        assert list(users(library))
+        answer = command(running, "release", "gpus", "--for", "10m")
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert "gpus: released" in answer.stdout
+        assert not list(users(library))
+        wait_for(lambda: running.value(*RELEASED) == 1)
+        page = running.scrape()
+        shown = {name.partition("{")[0] for name in page if name.startswith("gpuwatch_gpu_")}
+        assert shown <= {"gpuwatch_gpu_xid_errors_total", "gpuwatch_gpu_xid_last_timestamp_seconds"}
+        assert "gpuwatch_nvml_up" not in page
+        assert running.value("gpuwatch_source_up", 'source="nvml_state"') is None
+        assert running.status()["sources"]["nvml_state"]["state"] == "released"
+        assert state_of(running)["phase"] == "released"
+
+        library.unlink()  # as a package upgrade does
+        build(node.library, "-DANOTHER_VERSION")
+        node.now("nvmlSystemGetDriverVersion", val="999.1")
+        fed = len(manager.times("WATCHDOG=1"))
+        wait_for(lambda: len(manager.times("WATCHDOG=1")) > fed + 4)
+        assert not samplers(running)
+        assert not list(users(library))
+
+        answer = command(running, "resume", "gpus")
+        assert (answer.returncode, answer.stdout) == (0, "gpus: watched again\n")
+        wait_for(lambda: running.value("gpuwatch_gpu_info", 'gpu="0"', 'driver="999.1"') == 1)
+        wait_for(lambda: running.value(*UP) == 1)
+        (state,) = [pid for pid in users(library) if pid == running.child("state")]
+        assert f"{library} (deleted)" not in Path(f"/proc/{state}/maps").read_text()
+        assert restarts(running, "state") == restarts(running, "daemon") == 0
+        assert [event["name"] for event in running.events("released")] == ["released"]
+        assert command(running, "resume", "gpus").stdout == "gpus: not released\n"
+
+
+def test_what_is_released_is_not_judged(tmp_path: Path) -> None:
+    """An alert that was pending is dropped, none comes up, and a lost GPU is lost anew after."""
+    node = Node(tmp_path, 2)
+    quick = "[rules.source_failing]\nfor_seconds = 2\n[rules.gpu_missing]\nfor_seconds = 2\n"
+    with node.running(config=QUIET + quick) as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        node.now("any", "GPU_IS_LOST", dev=1)
+        wait_for(lambda: running.alert("gpu_lost", "1"))
+        request(running.runtime / "control.sock", release(60), 20)
+        wait_for(lambda: not about_gpus(running))
+        closed = running.status()["ticks_closed"]
+        wait_for(lambda: running.status()["ticks_closed"] >= closed + 16)
+        assert not about_gpus(running)
+        request(running.runtime / "control.sock", {"command": "resume", "what": "gpus"}, 20)
+        resumed = read_clocks().monotonic_ns
+        alert = wait_for(lambda: running.alert("gpu_lost", "1"))
+        assert alert["since_ns"] > resumed - SECOND_NS
+        wait_for(lambda: running.value(*UP) == 1)
+
+
+def about_gpus(running: Running) -> list[dict[str, object]]:
+    """Return the alerts that released GPUs must not raise."""
+    others = {"rdma", "netdev", "ethtool", "host", "kmsg"}
+    return [alert for alert in running.status()["alerts"] if alert["entity"][1] not in others]
+
+
+def release(seconds: float) -> dict[str, object]:
+    return {"command": "release", "what": "gpus", "seconds": seconds}
+
+
+def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
+    """GPUs that nobody takes back are watched again when the time is over."""
+    node = Node(tmp_path, 1)
+    with node.running() as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        request(running.runtime / "control.sock", release(2), 20)
+        wait_for(lambda: running.value(*RELEASED) == 1)
+        wait_for(lambda: running.value(*UP) == 1)
+        assert running.value(*RELEASED) == 0
+        assert "time is over" in running.events("resumed")[0]["detail"]
+
+
+def test_a_lease_survives_daemon_and_supervisor(tmp_path: Path) -> None:
+    """Whoever is started anew while GPUs are released leaves them alone from the start."""
+    node = Node(tmp_path, 1)
+    with node.running() as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        request(running.runtime / "control.sock", release(600), 20)
+        generation = state_of(running)["generation"]
+        daemon = running.child("daemon")
+        os.kill(daemon, signal.SIGKILL)
+        wait_for(lambda: gone(daemon))
+        wait_for(running.is_ready)
+        assert running.value(*RELEASED) == 1
+        wait_for(lambda: "state" in phases(running))
+        assert state_of(running)["generation"] == generation
+        running.process.kill()
+        running.process.wait()
+    with node.running() as running:
+        wait_for(lambda: running.value(*RELEASED) == 1)
+        wait_for(lambda: "state" in phases(running))
+        state = state_of(running)
+        assert (state["phase"], state["generation"]) == ("released", 0)
+        assert not samplers(running)
+        assert running.value(*UP) is None
+        request(running.runtime / "control.sock", {"command": "resume", "what": "gpus"}, 20)
+        wait_for(lambda: running.value(*UP) == 1)
+
+
+def test_a_collector_switched_on_leaves_released_gpus_alone(tmp_path: Path) -> None:
+    """A reload that adds a sampler does not touch what was released before."""
+    node = Node(tmp_path, 1)
+    off = QUIET + "[collectors]\ngpm = false\nmig = false\n"
+    with node.running(config=off) as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        request(running.runtime / "control.sock", release(600), 20)
+        running.config.write_text(QUIET)
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "config reloaded" in running.log())
+        wait_for(lambda: running.is_ready() and "counters" in phases(running))
+        assert phases(running)["counters"] == phases(running)["state"] == "released"
+        assert not samplers(running)
+
+
+def phases(running: Running) -> dict[str, str]:
+    return {one["duty"]: one.get("phase", "") for one in running.status()["children"]}
+
+
+def test_a_stuck_process_is_named(tmp_path: Path, killed_later: list[int]) -> None:  # noqa: F811
+    """A child inside a driver call cannot let go: the answer says so; the lease holds anyhow."""
+    node = Node(tmp_path, 2)
+    with node.running() as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        node.now("any", dev=1, takes_ms=-1)
+        wait_for(lambda: running.value("gpuwatch_child_stuck", 'duty="state"') == 1)
+        killed_later += [pid for pid, _ in descendants(running.process.pid)]
+        answer = command(running, "release", "gpus")
+        assert answer.returncode == 1
+        holders = [line for line in answer.stdout.splitlines() if "still holds them" in line]
+        assert any("0000:43:00.0" in line for line in holders)
+        held = {int(line.split()[2]) for line in holders}
+        assert held == set(users(node.library / LIBRARY))
+        assert running.value(*RELEASED) == 1
+
+
+def test_what_cannot_be_released(tmp_path: Path) -> None:
+    """What no sampler holds, or for no time, is refused in one line that says why."""
+    with Running(tmp_path, "--source", "replay:bundled", config=QUIET) as running:
+        answer = command(running, "release", "gpus")
+        assert answer.returncode == 3
+        assert answer.stderr == (
+            "gpus: no sampler of this gpuwatch holds them: there is nothing to release\n"
+        )
+        path = running.runtime / "control.sock"
+        with pytest.raises(ControlError, match="not one of gpus, counters"):
+            request(path, {"command": "release", "what": "disks", "seconds": 1}, 10)
+
+
+def test_only_samplers_that_exist_and_times_that_make_sense(tmp_path: Path) -> None:
+    """Counters are refused where no sampler holds them, and so is a lease of no or endless time."""
+    with Running(tmp_path, "--source", "simulated", config=QUIET) as running:
+        path = running.runtime / "control.sock"
+        if not set(HOLDERS["counters"]) & set(phases(running)):
+            with pytest.raises(ControlError, match="counters: no sampler of this gpuwatch holds"):
+                request(path, {"command": "release", "what": "counters", "seconds": 60}, 10)
+        for seconds in (0, -1, 1e9):
+            with pytest.raises(ControlError, match="more than 0, at most 604800"):
+                request(path, release(seconds), 10)
+        assert json.loads(json.dumps(request(path, release(60), 20)))["holding"] == []
+        wait_for(lambda: running.value(*UP) is None)
+        request(path, {"command": "resume", "what": "gpus"}, 10)
+        wait_for(lambda: running.value(*UP) == 1)
+
+
+def test_leases_of_another_boot_or_in_the_past_are_over() -> None:
+    """Only what was released in this boot, and until later, is still released."""
+    store = Store(None)
+    now = read_clocks().boottime_ns
+    later = now + 600 * SECOND_NS
+    store.save_leases([LeaseRow("gpus", "other boot", later), LeaseRow("counters", "this", now)])
+    leases = Leases(store, "this")
+    assert leases.released == {"gpus": False, "counters": False}
+    assert store.leases == ()
+    leases.grant("gpus", 600)
+    leases.grant("gpus", 60)
+    assert leases.duties == set(HOLDERS["gpus"])
+    assert Leases(store, "this").released["gpus"]
+    assert not Leases(store, "next boot").released["gpus"]
