@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import populated_host as host
 import populated_network as network
 
 from gpuwatch import gpu_signals as signals
@@ -106,7 +107,7 @@ def columns(count):
     parts += mig_signals.INSTANCE_MEMORY_SIGNALS
     own = [Column(gpu, *one) for gpu in gpus(count) for one in declared]
     own += [Column(instance(count), signal) for signal in parts]
-    return own + network.columns(count)
+    return own + network.columns(count) + host.columns()
 
 
 def constants(count):
@@ -144,12 +145,17 @@ def tick(number, count, covered_ns=TICK_NS):
         value, increase = network.values(column)
         found = window(number, value, covered_ns, increase)
         result.windows.setdefault(column.entity, {})[column.name] = found
+    for column in host.columns():
+        value, increase = host.values(column)
+        found = window(number, value, covered_ns, increase)
+        result.windows.setdefault(column.entity, {})[column.name] = found
     for column, value in constants(count):
         result.constants.setdefault(column.entity, {})[column.name] = value
-    result.windows[SOURCE] = {"source_up": window(number, 1.0)}
+    for source in (SOURCE, host.KMSG):
+        result.windows[source] = {"source_up": window(number, 1.0)}
     late = np.full(250, 2e-5)
     result.rows = [Rows("state", "nvml_state", 1_000_000, late, late * 2, 1)]
-    result.events = [Event(number * TICK_NS, HOST, "clock_step")]
+    result.events = [Event(number * TICK_NS, HOST, "clock_step"), *host.events(number * TICK_NS)]
     return result
 
 
@@ -160,6 +166,7 @@ def snapshot(count=8):
     engine = AlertEngine(RULES, {}, None, "")
     first, second = tick(FIRST_TICK, count), tick(FIRST_TICK + 1, count)
     for one in (first, second):
+        totals.note(one.events)
         totals.add(one)
         engine.judge(one)
     return Snapshot(
