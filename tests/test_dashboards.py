@@ -59,6 +59,8 @@ EMPTY = {
     *((uid, "Warning alerts") for uid in MODELS),
     ("gpuwatch-node", "Info alerts"),
     ("gpuwatch-gpu", "Info alerts"),
+    ("gpuwatch-node", "Xid errors"),
+    ("gpuwatch-node", "Told by the kernel log"),
     *(("gpuwatch-gpu", f"{title} of instances") for title in OF_INSTANCES),
     ("gpuwatch-gpu", "Instances"),
 }

@@ -27,7 +27,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import frame
+from boards import frame, host
 
 NODE = 'instance="$instance"'
 N = scope(frame.JOB, NODE)
@@ -50,7 +50,10 @@ def build() -> Json:
         "gpuwatch-node",
         "gpuwatch / Node",
         "One node: all its GPUs side by side.",
-        [_state(), _alerts(), _clocks(), _heat_and_power(), _each(), _gpus(), _trust()],
+        [
+            *(_state(), _alerts(), _clocks(), _heat_and_power(), _each()),
+            *(host.row(N), _gpus(), _trust()),
+        ],
         [frame.job(), frame.instance(many=False), frame.gpu(many=True)],
         frame.alerts(NODE),
     )
