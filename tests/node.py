@@ -10,13 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from fake_nvml import Script, build, environment, users
-from running import Running
+from running import Running, only
 
 from gpuwatch.ring import RingReader
 from gpuwatch.tmpfs import ring_directory
 
 # Gentle on the machine the tests run on: what is tested does not depend on the rate.
-QUIET = """
+QUIET = f"""
+{only("nvml_state")}
 [state]
 period_ms = 5
 realtime = false

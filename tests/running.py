@@ -14,6 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpuwatch.sources import SOURCES
+
+
+def only(*names: str) -> str:
+    """Return the config text that turns off every source but these."""
+    known = [source.name for sources in SOURCES.values() for source in sources]
+    assert set(names) <= set(known)
+    return "[collectors]\n" + "".join(f"{name} = {str(name in names).lower()}\n" for name in known)
+
 
 def free_port() -> int:
     with socket.socket() as probe:

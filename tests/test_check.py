@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import Script, build, environment
-from running import Running, free_port
+from running import Running, free_port, only
 
-QUIET = "[state]\nbudget_ratio = 1.0\nrealtime = false\n"
+QUIET = only("nvml_state") + "[state]\nbudget_ratio = 1.0\nrealtime = false\n"
 
 
 def check(directory, *words, config=QUIET, env=None, runtime=None, prefix=()):
