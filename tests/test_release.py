@@ -66,6 +66,7 @@ def test_a_driver_of_another_version_is_put_in_place(tmp_path: Path) -> None:
         assert (answer.returncode, answer.stderr) == (0, "")
         assert "gpus: released" in answer.stdout
         assert not list(users(library))
+        assert not node.users()
         wait_for(lambda: running.value(*RELEASED) == 1)
         page = running.scrape()
         shown = {name.partition("{")[0] for name in page if name.startswith("gpuwatch_gpu_")}
@@ -77,7 +78,7 @@ def test_a_driver_of_another_version_is_put_in_place(tmp_path: Path) -> None:
 
         library.unlink()  # as a package upgrade does
         build(node.library, "-DANOTHER_VERSION")
-        node.now("nvmlSystemGetDriverVersion", val="999.1")
+        node.now("driver", val="999.1")  # whoever had kept the old library would not fit it
         fed = len(manager.times("WATCHDOG=1"))
         wait_for(lambda: len(manager.times("WATCHDOG=1")) > fed + 4)
         assert not samplers(running)

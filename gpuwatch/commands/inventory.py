@@ -70,7 +70,7 @@ def _print_slots(answer: control.Message) -> None:
 
 
 def _print_accepted(answer: control.Message) -> None:
-    print(f"{answer['accepted']} GPUs accepted, {answer['acknowledged']} alerts acknowledged")
+    print(f"GPUs accepted: {answer['accepted']}, alerts acknowledged: {answer['acknowledged']}")
     for address in answer["gone"]:
         print(f"{address}: no longer belongs here")
     if answer["renumbered"]:
