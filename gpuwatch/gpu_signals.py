@@ -173,6 +173,7 @@ MEMORY_SIZE = Signal(
     "bytes",
     bounds=(1.0, 1e15),
 )
+MEMORY_SIGNALS = (MEMORY_USED, MEMORY_FREE, MEMORY_RESERVED, MEMORY_SIZE)
 PROCESSES = Signal(
     "gpu_processes",
     "Processes that have the GPU open for compute or graphics.",

@@ -26,6 +26,19 @@ DRIVER_GONE = frozenset(
 )
 # What a GPU, a driver or its library answers of something that it does not have.
 ABSENT = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+VALUE_MEMBERS = {  # of the union of values, by the type that is told with it
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+# What stands for "no value" in counts: 32 bits all ones, and the numbers from 2^31 - 16 on with
+# which DCGM and tools that follow it mark what is blank. Those of 64 bits are beyond the largest.
+MARKERS = frozenset({2**32 - 1, *range(2**31 - 16, 2**31)})
+LARGEST = 2**62
 ERROR_NAMES = {
     value: name.removeprefix("NVML_ERROR_").lower()
     for name, value in vars(pynvml).items()
@@ -58,6 +71,34 @@ def bus_ids() -> list[str]:
             domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
             found.append(f"{int(domain, 16):04x}:{rest}")
     return sorted(found)
+
+
+def number(union: Any, kind: int) -> float:
+    """Return the number in a union of values, as one of this type; NVMLError if it is not known."""
+    if kind not in VALUE_MEMBERS:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_DATA)
+    value: float = getattr(union, VALUE_MEMBERS[kind])
+    return value
+
+
+def field(answer: Any) -> float:
+    """Return the number that the answer to a field query holds; NVMLError if it holds none."""
+    if answer.nvmlReturn:
+        raise pynvml.NVMLError(answer.nvmlReturn)
+    return number(answer.value, answer.valueType)
+
+
+def count(answer: Any) -> int:
+    """Return the count that the answer to a field query holds; NVMLError if it holds none."""
+    value = field(answer)
+    if not is_count(value):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_DATA)
+    return int(value)
+
+
+def is_count(value: float) -> bool:
+    """Say whether a number can be a count, and is no marker for "no value"."""
+    return 0 <= value < LARGEST and value == int(value) and value not in MARKERS
 
 
 def reason(result: int) -> str:

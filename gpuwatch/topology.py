@@ -4,9 +4,13 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 NVIDIA = "0x10de"
 DISPLAY_CLASS = "0x03"
+# What the kernel writes as max_link_speed, in GT/s.
+GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+MOST_LANES = 32  # the kernel writes 255 if it does not know
 ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")  # a host bridge in /sys/devices
 
 
@@ -35,6 +39,33 @@ def pci_path(sysfs: Path, bus_id: str) -> tuple[str, ...]:
     parts = (sysfs / "bus/pci/devices" / bus_id).resolve().parts
     roots = [index for index, part in enumerate(parts) if ROOT.fullmatch(part)]
     return parts[roots[0] :] if roots else ()
+
+
+class PcieLink(NamedTuple):
+    """The most that an end of a PCIe link can do; None where it does not tell."""
+
+    generation: int | None
+    lanes: int | None
+
+
+def own_link(sysfs: Path, bus_id: str) -> PcieLink:
+    """Return what a device itself can do."""
+    return _link(sysfs / "bus/pci/devices" / bus_id)
+
+
+def slot_link(sysfs: Path, bus_id: str) -> PcieLink:
+    """Return what the bridge above a device can do; a virtual machine may have none."""
+    above = (sysfs / "bus/pci/devices" / bus_id).resolve().parent
+    return _link(above)
+
+
+def _link(device: Path) -> PcieLink:
+    speed, _, unit = _text(device / "max_link_speed").partition(" ")
+    lanes = _text(device / "max_link_width")
+    return PcieLink(
+        GENERATIONS.get(speed) if unit.startswith("GT/s") else None,
+        int(lanes) if lanes.isdecimal() and 0 < int(lanes) <= MOST_LANES else None,
+    )
 
 
 def nearest_gpus(sysfs: Path, bus_id: str) -> list[str]:
