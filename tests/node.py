@@ -15,14 +15,24 @@ from running import Running, only
 from gpuwatch.ring import RingReader
 from gpuwatch.tmpfs import ring_directory
 
-# Gentle on the machine the tests run on: what is tested does not depend on the rate.
-QUIET = f"""
-{only("nvml_state")}
+
+def quiet(*sources: str) -> str:
+    """Return a config of these sources alone, gentle on the machine the tests run on.
+
+    What is tested does not depend on the rate.
+    """
+    return f"""
+{only(*sources)}
 [state]
 period_ms = 5
 realtime = false
 budget_ratio = 1
+[counters]
+budget_ratio = 1
 """
+
+
+QUIET = quiet("nvml_state")
 
 
 class Node:

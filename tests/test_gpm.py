@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from node import QUIET, Node
+from node import Node, quiet
 from running import Running, wait_for
 
 from gpuwatch.signals import Entity
@@ -17,6 +17,7 @@ from gpuwatch.sources import gpm
 
 MILLISECOND_NS = 1_000_000
 NAMES = ("sm", "tensor", "dram", "graphics")
+CONFIG = quiet("nvml_state", "gpm", "mig")
 METRICS = ("SM_UTIL", "ANY_TENSOR_UTIL", "DRAM_BW_UTIL", "GRAPHICS_UTIL")
 BUSY = [0.954, 0.925, 0.194, 0.992]  # what the fake's GPUs are by default
 
@@ -31,7 +32,7 @@ def shares(running: Running, gpu: str) -> list[float | None]:
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Running]]:
     """Watch three GPUs with one daemon for all tests of this file."""
     node = Node(tmp_path_factory.mktemp("three"), 3)
-    with node.running() as running:
+    with node.running(config=CONFIG) as running:
         yield node, running
 
 
@@ -96,7 +97,7 @@ def test_a_gpu_of_an_older_kind_beside_newer_ones(tmp_path: Path) -> None:
     """The GPU that has no GPM has no shares; the source is fine."""
     node = Node(tmp_path, 2)
     node.now("nvmlGpmQueryDeviceSupport", dev=0, val=0)
-    with node.running() as running:
+    with node.running(config=CONFIG) as running:
         wait_for(lambda: shares(running, "1") == BUSY)
         assert shares(running, "0") == [None] * 4
         assert running.value("gpuwatch_source_up", 'source="gpm"') == 1
@@ -108,7 +109,7 @@ def test_a_node_of_older_gpus_has_nothing_to_read(tmp_path: Path, answer: dict[s
     node = Node(tmp_path, 2)
     node.now("nvmlGpmQueryDeviceSupport", **answer)
     reason = "gpm: no GPU here has it: it came with Hopper"
-    with node.running() as running:
+    with node.running(config=CONFIG) as running:
         wait_for(lambda: reason in [event["detail"] for event in running.status()["events"]])
         wait_for(lambda: running.value("gpuwatch_source_up", 'source="gpm"') is None)
         assert running.value("gpuwatch_gpu_mig_enabled", 'gpu="1"', 'setting="current"') == 0
@@ -116,7 +117,7 @@ def test_a_node_of_older_gpus_has_nothing_to_read(tmp_path: Path, answer: dict[s
 
 def test_the_source_can_be_switched_off(tmp_path: Path) -> None:
     """Without it there are no shares, and everything else."""
-    with Node(tmp_path, 1).running("--no-collector.gpm", config=QUIET) as running:
+    with Node(tmp_path, 1).running("--no-collector.gpm", config=CONFIG) as running:
         wait_for(lambda: running.value("gpuwatch_gpu_power_watts", 'gpu="0"'))
         wait_for(lambda: running.value("gpuwatch_gpu_mig_enabled", 'setting="current"') == 0)
         assert shares(running, "0") == [None] * 4

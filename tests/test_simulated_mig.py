@@ -1,7 +1,7 @@
 """The simulated node's GPM and MIG: shares that fit the steps, and a GPU that is divided anew."""
 
 import pytest
-from running import Running, wait_for
+from running import Running, only, wait_for
 from simulated_node import SimulatedNode
 
 from gpuwatch.gpu_signals import ACTIVE_SIGNALS
@@ -11,7 +11,8 @@ from gpuwatch.sources.simulated_mig import SimulatedMig
 from gpuwatch.window import TICK_NS
 
 SHARES = [signal.name for signal in ACTIVE_SIGNALS]
-MIG = """
+MIG = f"""
+{only("nvml_state", "gpm", "mig")}
 [simulated]
 gpus = 4
 [state]
