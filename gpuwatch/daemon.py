@@ -43,7 +43,7 @@ UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
 WARNINGS = frozenset(
     {"sampling_budget", "gpu_lost", "gpu_unreachable", "clock_step", "suspended", "tick_failed"}
-    | {OWN_OOM_KILL, OVERRUN}
+    | {OWN_OOM_KILL, OVERRUN, "rdma_device_lost", "rdma_quarantined", "rdma_unit_fault"}
 )
 FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every tick must not fill the log
 

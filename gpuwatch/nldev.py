@@ -59,16 +59,13 @@ class Link:
         from pyroute2.netlink.exceptions import NetlinkError
 
         try:
-            with _pyroute2_socket() as nldev:
-                return {
-                    message.get_attr("DEV_NAME"): (
-                        message.get_attr("DEV_INDEX"),
-                        message.get_attr("NODE_GUID"),
-                    )
-                    for message in nldev.dump()
-                }
+            found = _dump_devices()
         except NetlinkError as error:
             raise OSError(error.code, os.strerror(error.code)) from error
+        return {
+            one.get_attr("DEV_NAME"): (one.get_attr("DEV_INDEX"), one.get_attr("NODE_GUID"))
+            for one in found
+        }
 
     def counters(self, device: int, port: int) -> "Table":
         """Return the counters of a port, read once; raises OSError if it gives none."""
@@ -162,10 +159,9 @@ def _walk(answer: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]
         start += (length + 3) & ~3
 
 
-def _pyroute2_socket() -> Any:
-    """Return a socket of pyroute2 that knows RDMA's messages."""
+def device_message() -> Any:
+    """Return the class of pyroute2's messages about a device."""
     from pyroute2.netlink import nlmsg
-    from pyroute2.netlink.nlsocket import AsyncNetlinkSocket, Marshal, NetlinkSocket
 
     class Device(nlmsg):  # type: ignore[misc]
         prefix = "RDMA_NLDEV_ATTR_"
@@ -175,8 +171,17 @@ def _pyroute2_socket() -> Any:
             (NODE_GUID, "RDMA_NLDEV_ATTR_NODE_GUID", "uint64"),
         )
 
+    return Device
+
+
+def _dump_devices() -> list[Any]:
+    """Return what the kernel tells of each device; raises OSError or pyroute2's NetlinkError."""
+    from pyroute2.netlink.nlsocket import AsyncNetlinkSocket, Marshal, NetlinkSocket
+
+    message = device_message()
+
     class NldevMarshal(Marshal):  # type: ignore[misc]
-        msg_map: ClassVar = {CLIENT + GET: Device}
+        msg_map: ClassVar = {CLIENT + GET: message}
 
     class AsyncNldev(AsyncNetlinkSocket):  # type: ignore[misc]
         marshal_class = NldevMarshal
@@ -184,11 +189,6 @@ def _pyroute2_socket() -> Any:
     class Nldev(NetlinkSocket):  # type: ignore[misc]
         async_class = AsyncNldev
 
-        def __init__(self) -> None:
-            super().__init__(family=FAMILY)
-
-        def dump(self) -> Iterator[Any]:
-            flags = NLM_F_REQUEST | NLM_F_DUMP
-            yield from self.nlm_request(Device(), msg_type=CLIENT + GET, msg_flags=flags)
-
-    return Nldev()
+    flags = NLM_F_REQUEST | NLM_F_DUMP
+    with Nldev(family=FAMILY) as nldev:
+        return list(nldev.nlm_request(message(), msg_type=CLIENT + GET, msg_flags=flags))

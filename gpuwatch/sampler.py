@@ -34,7 +34,7 @@ from gpuwatch.task import Rings, Task
 CONTROL_PERIOD_NS = 50 * MILLISECOND_NS
 HOUSEKEEPING_NS = SECOND_NS
 BUDGET_PERIOD_NS = 5 * SECOND_NS
-UNSUPPORTED_NS = 30 * SECOND_NS  # what a source has nothing to read of may come
+UNSUPPORTED_NS = 10 * SECOND_NS  # what a source has nothing to read of may come
 REALTIME_PRIORITY = 1
 PR_SET_TIMERSLACK = 29
 

@@ -1,7 +1,7 @@
 """Stand in for `rdma`, `netdev` and `ethtool`: a port for each GPU, over which the job talks.
 
 All ports send and receive while the GPUs communicate. In `rdma-loss` the port of the sick GPU loses
-packets; in `rdma-flap` its link goes down for two seconds of every twenty.
+packets; in `rdma-flap` its link goes down for two seconds of every ten.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ LOST = {  # per second of the fault `rdma-loss`
     "rdma_packet_sequence_errors_total": 400,
     "rdma_out_of_sequence_packets_received_total": 300,
 }
-FLAP_NS, DOWN_NS = 20 * SECOND_NS, 2 * SECOND_NS
+FLAP_NS, DOWN_NS = 10 * SECOND_NS, 2 * SECOND_NS
 SLOW = tuple(counter.signal for counter in PORT_COUNTERS if counter.tells != "bytes")
 FAST = tuple(counter.signal for counter in PORT_COUNTERS if counter.tells == "bytes")
 
