@@ -4,12 +4,11 @@ import argparse
 import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from gpuwatch import __version__
-from gpuwatch.commands import COMMANDS
+from gpuwatch.commands import COMMANDS, load
 from gpuwatch.errors import INTERNAL, PASS, USAGE, GpuwatchError
 from gpuwatch.logs import FORMATS, LEVELS
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     words = [re.sub(r"^(--(?:no-)?collector)\.(?=.)", r"\1=", word) for word in words]
     try:
-        arguments = _parser().parse_args(words)
+        arguments = _parser(words).parse_args(words)
     except SystemExit as leaving:
         return int(leaving.code or PASS)
     try:
@@ -55,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the one guard: a traceback is no message to users
         if vars(arguments)["log.level"] == "debug":
+            import traceback
+
             traceback.print_exc()
         name = type(error).__name__
         told = " ".join(str(error).split())
@@ -67,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser of the command that is called, or of all for who calls none."""
     parser = _Parser(
         prog="gpuwatch",
         description="What a GPU node is doing, millisecond by millisecond.",
@@ -75,13 +77,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpuwatch {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
+    for name in COMMANDS:
+        if words and words[0] in COMMANDS and words[0] != name:
+            continue
+        command = load(name)
         below = commands.add_parser(
             command.name, help=command.help, description=command.help, allow_abbrev=False
         )
         command.add_arguments(below)
-        for name, meaning in PATHS.items():
-            below.add_argument(f"--path.{name}", dest=f"paths.{name}", metavar="PATH", help=meaning)
+        for path, meaning in PATHS.items():
+            below.add_argument(f"--path.{path}", dest=f"paths.{path}", metavar="PATH", help=meaning)
         below.add_argument(
             "--log.level", dest="log.level", choices=LEVELS, help="least level that is logged"
         )

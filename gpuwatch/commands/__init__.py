@@ -1,23 +1,27 @@
-"""The commands. To add one: a file in this folder with a class as below, and one line here."""
+"""The commands. To add one: a file in this folder with a class as below, and its name here.
 
+The class of `verdict` is `Verdict`. Only the command that is called is imported: a scheduler waits
+for some, and what one needs must not slow another.
+"""
+
+import importlib
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from gpuwatch.commands.check import Check
-from gpuwatch.commands.inventory import Inventory
-from gpuwatch.commands.record import Record
-from gpuwatch.commands.release import Release
-from gpuwatch.commands.replay import Replay
-from gpuwatch.commands.resume import Resume
-from gpuwatch.commands.run import Run
-from gpuwatch.commands.verdict import Verdict
+COMMANDS = (
+    "run",
+    "check",
+    "verdict",
+    "record",
+    "replay",
+    "inventory",
+    "release",
+    "resume",
+)
 
 
 class Command(Protocol):
-    """One word after `gpuwatch`, with its own flags.
-
-    A command imports what it needs when it runs: `run` is the supervisor, which is bare Python.
-    """
+    """One word after `gpuwatch`, with its own flags."""
 
     name: str
     help: str
@@ -29,13 +33,8 @@ class Command(Protocol):
         """Do it and return the exit code; raises GpuwatchError for what the user can mend."""
 
 
-COMMANDS: tuple[Command, ...] = (
-    Run(),
-    Check(),
-    Verdict(),
-    Record(),
-    Replay(),
-    Inventory(),
-    Release(),
-    Resume(),
-)
+def load(name: str) -> Command:
+    """Return a command of the list."""
+    module = importlib.import_module(f"gpuwatch.commands.{name}")
+    command: Command = getattr(module, name.capitalize())()
+    return command
