@@ -31,7 +31,7 @@ class RefreshEstimator:
         self, times_ns: npt.NDArray[np.int64], values: npt.NDArray[np.float32], period_ns: int
     ) -> None:
         """Take rows in order: times, and values by row and gauge (NaN unknown)."""
-        if not len(times_ns):
+        if not values.size:
             return
         before = np.vstack([self._values, values[:-1]])
         changed = (values != before) & ~np.isnan(values) & ~np.isnan(before)

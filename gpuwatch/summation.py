@@ -14,17 +14,14 @@ from gpuwatch.calibration import RefreshEstimator
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Kind, column_name
+from gpuwatch.slots import Bools, Integers, Slots
 from gpuwatch.window import Floats, Rows, Tick, TimeHistogram, Window, put
 
 HOLD_PERIODS = 2
 CALIBRATION_TICKS = 40
-MAX_LATE_SECONDS = 1e6  # as no sampler ever was: a foreign recording
-SLOT_MARGIN_NS = 1000  # a row's lateness is a float32: it may be due this much before its slot
 
+MOST = np.iinfo(np.int64).max
 FINITE = (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
-
-Integers = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 def row_dtype(schema: RingSchema) -> np.dtype[Any]:
@@ -66,16 +63,15 @@ class RingWindows:
         self._is_bits = np.array(
             [c.signal.kind is Kind.BITS for c in self._integer_columns], np.bool_
         )
-        self._is_plain = not self._is_bits.any() and not any(
+        self._bits: list[int] = np.flatnonzero(self._is_bits).tolist()
+        self._is_plain = not self._bits and not any(
             column.signal.histogram for column in schema.columns
         )
         self._last_integers = np.full(schema.integers, UNKNOWN_INTEGER, np.int64)
         self._unknown_bits: dict[int, set[int]] = {}
-        self._refresh_ns = np.array(
-            [int(column.signal.refresh_seconds * SECOND_NS) for column in schema.columns], np.int64
+        self._slots = Slots(
+            np.array([int(c.signal.refresh_seconds * SECOND_NS) for c in schema.columns], np.int64)
         )
-        self._epoch_ns: int | None = None  # slots are counted from the first row
-        self._open_slot = np.zeros(len(schema.columns), np.bool_)
         self._estimator = RefreshEstimator(schema.gauges)
         self._ticks = 0
         self.achieved_seconds: float | None = None  # time between rows in the newest tick
@@ -125,17 +121,18 @@ class RingWindows:
         known = (gauges >= self._low) & (gauges <= self._high)
         integers = rows["integers"]
         known_integers = (integers != UNKNOWN_INTEGER) & ~(self._is_bits & _is_marker(integers))
-        samples, missing = self._count_slots(tick, rows, np.hstack([known_integers, known]))
+        known_cells = np.concatenate([known_integers, known], axis=1)
+        samples, missing = self._slots.count(tick, rows, known_cells, self.period_ns)
         split = self.schema.integers
         self._calibrate(fresh)
-        self._close_gauges(tick, gauges, known, spans, samples[split:], missing[split:])
-        for index, column in enumerate(self._integer_columns):
-            counts = (int(samples[index]), int(missing[index]))
+        if self.schema.gauges:
+            self._close_gauges(tick, gauges, known, spans, samples[split:], missing[split:])
+        for index in self._bits:
             cells = (integers[:, index], known_integers[:, index], spans)
-            if column.signal.kind is Kind.BITS:
-                self._close_bits(tick, index, column, *cells, *counts)
-            else:
-                self._close_counter(tick, index, column, *cells, *counts)
+            counts = (int(samples[index]), int(missing[index]))
+            self._close_bits(tick, index, self._integer_columns[index], *cells, *counts)
+        if self.schema.integers > len(self._bits):
+            self._close_counters(tick, integers, known_integers, spans, samples, missing)
         tick.rows.append(
             Rows(
                 self.schema.duty,
@@ -149,17 +146,14 @@ class RingWindows:
 
     def _is_steady(self, tick: Tick) -> bool:
         """Say whether the held row stands for all of the tick, and no slot ends in it."""
-        if not len(self._held) or not self._is_plain or self._epoch_ns is None:
+        if not len(self._held) or not self._is_plain:
             return False
         if len(self._pending) and self._pending["time_ns"][0] < tick.end_ns:
             return False
-        time_ns, epoch_ns = int(self._held["time_ns"][0]), self._epoch_ns
+        time_ns = int(self._held["time_ns"][0])
         if time_ns > tick.start_ns or time_ns + HOLD_PERIODS * self.period_ns < tick.end_ns:
             return False
-        widths = np.maximum(self._refresh_ns, self.period_ns)
-        return bool(
-            ((tick.start_ns - epoch_ns) // widths == (tick.end_ns - epoch_ns) // widths).all()
-        )
+        return self._slots.none_ends(tick, self.period_ns)
 
     def _close_steady(self, tick: Tick) -> None:
         """Put the windows of a tick without a row: most ticks of a slow ring."""
@@ -197,45 +191,12 @@ class RingWindows:
         for index in range(self.schema.gauges):
             refresh = self._estimator.refresh_ns(index)
             if refresh is not None:
-                self._refresh_ns[self.schema.integers + index] = refresh
+                self._slots.refresh_ns[self.schema.integers + index] = refresh
 
     def _skipped(self, tick: Tick, fresh: npt.NDArray[Any]) -> int:
         """Return how many planned reads of the tick did not happen."""
-        start_ns = max(tick.start_ns, self._epoch_ns or 0)
+        start_ns = max(tick.start_ns, self._slots.epoch_ns or 0)
         return max(0, (tick.end_ns - start_ns) // self.period_ns - len(fresh))
-
-    def _count_slots(
-        self, tick: Tick, rows: npt.NDArray[Any], known: Bools
-    ) -> tuple[Integers, Integers]:
-        """Count, per column, refresh slots that ended in the tick with and without a value.
-
-        A row belongs to the slot of the time it was due, so lateness does not lose a slot.
-        """
-        late = np.nan_to_num(rows["late"].astype(np.float64))
-        late_ns = np.rint(np.clip(late, 0.0, MAX_LATE_SECONDS) * 1e9).astype(np.int64)
-        due = rows["time_ns"] - late_ns
-        samples = np.zeros(known.shape[1], np.int64)
-        missing = np.zeros(known.shape[1], np.int64)
-        if self._epoch_ns is None:  # before its first row nobody planned to read
-            if not len(due):
-                return samples, missing
-            self._epoch_ns = int(due[0]) - SLOT_MARGIN_NS
-        due = due - self._epoch_ns
-        widths = np.maximum(self._refresh_ns, self.period_ns)
-        for width in np.unique(widths):
-            columns = np.flatnonzero(widths == width)
-            first = max(0, (tick.start_ns - self._epoch_ns) // width)
-            end = (tick.end_ns - self._epoch_ns) // width
-            slots = np.arange(first, end + 1)
-            edges = np.searchsorted(due // width, slots)
-            sums = np.vstack([np.zeros(len(columns), np.int64), known[:, columns].cumsum(axis=0)])
-            counts = sums[np.append(edges[1:], len(rows))] - sums[edges]
-            caught = counts > 0
-            caught[0] |= self._open_slot[columns]
-            self._open_slot[columns] = caught[-1]
-            samples[columns] = caught[:-1].sum(axis=0)
-            missing[columns] = (end - first) - samples[columns]
-        return samples, missing
 
     def _close_gauges(
         self,
@@ -340,43 +301,63 @@ class RingWindows:
         known |= {bit for bit in range(63) if union >> bit & 1} - declared
         return [(bit, f"unknown_0x{1 << bit:x}") for bit in sorted(known)]
 
-    def _close_counter(
+    def _close_counters(
         self,
         tick: Tick,
-        index: int,
-        column: Column,
         values: Integers,
         known: Bools,
         spans: Integers,
-        samples: int,
-        missing: int,
+        samples: Integers,
+        missing: Integers,
     ) -> None:
-        scale = column.signal.scale
-        states = values[known]
-        rise = 0
-        if len(states):
-            before = self._last_integers[index]
-            steps = np.diff(np.concatenate([[before], states]) if before >= 0 else states)
-            # A counter that fell was reset by the hardware and has risen from 0 since.
-            rise = int(np.where(steps >= 0, steps, states[len(states) - len(steps) :]).sum())
-            self._last_integers[index] = states[-1]
-        put(
-            tick,
-            column.entity,
-            column.name,
-            Window(
+        covered = (spans @ known).tolist()
+        rises = self._rises(values, known)
+        lowest = np.where(known, values, MOST).min(axis=0, initial=MOST).tolist()
+        highest = np.where(known, values, 0).max(axis=0, initial=0).tolist()
+        some = list(map(bool, known.any(axis=0)))
+        last = self._last_integers.tolist()
+        for index, column in enumerate(self._integer_columns):
+            if self._is_bits[index]:
+                continue
+            scale = column.signal.scale
+            window = Window(
                 tick.start_ns,
                 tick.end_ns,
-                int((spans * known).sum()),
-                samples,
-                missing,
-                float(states.min()) * scale if len(states) else math.nan,
-                float(states.max()) * scale if len(states) else math.nan,
+                covered[index],
+                int(samples[index]),
+                int(missing[index]),
+                lowest[index] * scale if some[index] else math.nan,
+                highest[index] * scale if some[index] else math.nan,
                 0.0,
-                float(states[-1]) * scale if len(states) else math.nan,
-                rise * scale,
-            ),
-        )
+                last[index] * scale if some[index] else math.nan,
+                rises[index] * scale,
+            )
+            put(tick, column.entity, column.name, window)
+
+    def _rises(self, values: Integers, known: Bools) -> list[int]:
+        """Return how much each counter rose, and keep where it stands.
+
+        A counter that fell was reset by the hardware and has risen from 0 since.
+        """
+        before = self._last_integers
+        if known.all() and (before >= 0).all():
+            steps = np.diff(values, axis=0, prepend=before[None])
+            self._last_integers = values[-1].copy()
+            risen = np.where(steps >= 0, steps, values).sum(axis=0)
+            return list(map(int, risen))
+        rises = []
+        for index in range(values.shape[1]):
+            if self._is_bits[index]:
+                rises.append(0)
+                continue
+            states = values[known[:, index], index]
+            if before[index] >= 0:
+                states = np.concatenate([before[index : index + 1], states])
+            steps = np.diff(states)
+            rises.append(int(np.where(steps >= 0, steps, states[1:]).sum()))
+            if len(states):
+                before[index] = states[-1]
+        return rises
 
 
 def _is_marker(bits: Integers) -> Bools:
