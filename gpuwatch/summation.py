@@ -314,7 +314,7 @@ class RingWindows:
         rises = self._rises(values, known)
         lowest = np.where(known, values, MOST).min(axis=0, initial=MOST).tolist()
         highest = np.where(known, values, 0).max(axis=0, initial=0).tolist()
-        some = list(map(bool, known.any(axis=0)))
+        some: list[bool] = np.atleast_1d(known.any(axis=0)).tolist()
         last = self._last_integers.tolist()
         for index, column in enumerate(self._integer_columns):
             if self._is_bits[index]:
