@@ -1,8 +1,6 @@
 """MIG: instances are entities of their own, and a changed layout interrupts nothing else."""
 
-import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +8,11 @@ import pytest
 from fake_nvml import mig_uuid
 from node import Node, quiet
 from running import Running, wait_for
-
-from gpuwatch.ring import RingReader
-from gpuwatch.tmpfs import ring_directory
+from uninterrupted import Watch, assert_kept_its_time, rows
 
 CONFIG = quiet("nvml_state", "gpm", "mig")
 TWO = [{"gi": 1, "slices": 3, "memory": 40448}, {"gi": 2, "slices": 3, "memory": 40448}]
 THREE = [{"gi": gi, "slices": 1, "memory": 9984} for gi in (7, 8, 9)]
-
-
-class Watch:
-    """Scrapes all the time; `fell` are the totals that ever were less than before."""
-
-    def __init__(self, running: Running) -> None:
-        self.fell: list[str] = []
-        self._running = running
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def _look(self) -> None:
-        before: dict[str, float] = {}
-        while not self._end.wait(0.2):
-            page = self._running.scrape()
-            totals = {name: value for name, value in page.items() if "_total" in name}
-            self.fell += [name for name, value in totals.items() if value < before.get(name, 0)]
-            before.update(totals)
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
 
 
 def series(running: Running, prefix: str) -> dict[tuple[str, str], dict[str, str]]:
@@ -70,29 +40,6 @@ def shares(running: Running) -> dict[str, float]:
         for name, value in running.scrape().items()
         if name.startswith('gpuwatch_gpu_instance_sm_active_ratio{gpu="0"')
     }
-
-
-def rows(running: Running, duty: str, group: str) -> list[tuple[int, int]]:
-    """Return time and due time of each row of a group, over all its rings, in nanoseconds."""
-    found = []
-    directory = ring_directory(running.runtime)
-    paths = [*directory.glob(f"{duty}.*.{group}.ring"), *directory.glob(f"{duty}.*.{group}~*.ring")]
-    for path in paths:
-        reader = RingReader(path)
-        data = memoryview(reader.read(0)[1])
-        for start in range(0, len(data), reader.row_bytes):
-            time_ns = data[start : start + 8].cast("q")[0]
-            late = data[start + 8 : start + 12].cast("f")[0]
-            found.append((time_ns, time_ns - round(late * 1e9)))
-        reader.close()
-    return sorted(found)
-
-
-def assert_kept_its_time(found: list[tuple[int, int]], period_ns: int) -> None:
-    """Each row was due a whole number of periods after the one before."""
-    steps = [later - earlier for (_, earlier), (_, later) in pairwise(found)]
-    assert steps
-    assert all(abs(step - period_ns * round(step / period_ns)) < 100_000 for step in steps)
 
 
 def test_a_layout_that_changes_under_the_daemon(tmp_path: Path) -> None:
