@@ -19,6 +19,13 @@ REASONS = {
 NO_ANSWER = 10
 STATES = {NO_ANSWER: ("GPU does not answer", "#e040fb"), **REASONS, 0: ("none", "#3d5a40")}
 SEVERITIES = {3: ("critical", "dark-red"), 2: ("warning", "dark-orange"), 1: ("info", "blue")}
+VERDICTS = {
+    4: ("reboot", "dark-red"),
+    3: ("reset", "dark-red"),
+    2: ("drain", "red"),
+    1: ("watch", "dark-orange"),
+    0: ("ok", "transparent"),
+}
 QUIET = {0: ("quiet", "transparent")}
 FIRED = SEVERITIES | QUIET
 YES_NO = {1: ("yes", "semi-dark-green"), 0: ("NO", "dark-red")}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from palette import NO_ANSWER, REASONS, SEVERITIES
+from palette import NO_ANSWER, REASONS, SEVERITIES, VERDICTS
 
 STEP = "$__rate_interval"
 RANGE = "$__range"
@@ -103,6 +103,15 @@ def by_severity(selector: Callable[..., str], condition: str = "") -> str:
         f"{code} * ({selector('alert_firing', _is('severity', name))}{condition})"
         for code, (name, _) in SEVERITIES.items()
     )
+
+
+def node_verdict(selector: Callable[..., str]) -> str:
+    """Return the verdict of each node as its number."""
+    parts = [
+        f"{code} * ({selector('node_verdict', _is('verdict', word))} == 1)"
+        for code, (word, _) in VERDICTS.items()
+    ]
+    return f"max by (instance) ({' or '.join(parts)})"
 
 
 def _is(label: str, value: str) -> str:

@@ -139,7 +139,7 @@ BLIND: tuple[Story, ...] = (
         "GpuwatchBlind",
         {
             **without(page(), "gpuwatch_source"),
-            **series("gpuwatch_released", "1x30", instance="node1", what="nvml_state"),
+            **series("gpuwatch_released", "1x30", instance="node1", what="gpus"),
         },
         {10: [], 30: []},
     ),

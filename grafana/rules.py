@@ -130,7 +130,7 @@ BLIND = FleetAlert(
       gpuwatch_source_up == 1
         and on ({NODE}, source) gpuwatch_source_age_seconds < 60
     )
-    unless on ({NODE}) gpuwatch_released == 1
+    unless on ({NODE}) gpuwatch_released{{what="gpus"}} == 1
 )
 or
 (

@@ -14,6 +14,7 @@ from gpuwatch.signals import HOST, Column, Entity, Event, column_name
 from gpuwatch.snapshot import ChildState, Snapshot, SourceState
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Totals
+from gpuwatch.verdict import judge
 from gpuwatch.window import TICK_NS, Rows, Tick, TimeHistogram, Window
 
 FIRST_TICK = 4000
@@ -119,6 +120,7 @@ def constants(count):
             (signals.CLOCK_LIMIT, "sm", 2e9),
             (signals.CLOCK_LIMIT, "memory", 2.6e9),
             (signals.POWER_LIMIT, "enforced", 700.0),
+            (signals.NVLINKS_EXPECTED, "", 18.0),
         )
     ]
 
@@ -185,6 +187,7 @@ def snapshot(count=8):
             for column in [*columns(1), *(c for c, _ in constants(1))]
         },
         released={"gpus": False, "counters": False},
+        verdict=judge(engine.alerts()),
         nvml_up=True,
         gpus_pci=count,
         gpus_expected=count,

@@ -30,6 +30,7 @@ OF_PROMETHEUS = {"up", "ALERTS", "scrape_duration_seconds", "scrape_samples_scra
 TARGET_LABELS = {"job", "instance", "le", "alertname", "alertstate", "scope"}
 NOT_SHOWN = {
     "gpuwatch_gpu_clock_hertz_mean": "the histogram's sum over its count is exact at every zoom",
+    "gpuwatch_gpu_nvlink_links_expected": "gpuwatch_gpu_nvlink_links_up below it is an alert",
     "gpuwatch_gpu_utilization_ratio": "one sample says nothing; min, max and mean are shown",
     **{
         f"gpuwatch_gpu_{part}_active_ratio": "one sample says nothing; its extremes are shown"
@@ -45,10 +46,19 @@ NOT_SHOWN = {
         for part in ("sm", "tensor", "dram")
         for suffix in ("", "_min", "_max")
     },
+    **{
+        f"gpuwatch_rdma_port_packets_{way}_total": "bytes are shown; packets are what loss is of"
+        for way in ("received", "transmitted")
+    },
+    "gpuwatch_rdma_rx_write_requests_total": "says no more than bytes",
+    "gpuwatch_nic_carrier_changes_total": "the times it went are shown",
+    "gpuwatch_nic_fec_corrections_total": "normal on every fast link",
+    "gpuwatch_nic_info": "the port's has the same and more",
     "process_cpu_seconds_total": "gpuwatch_process_cpu_seconds_total has it for every duty",
     "process_virtual_memory_bytes": "address space is not memory",
 }
 OF_INSTANCES = ("SMs", "Tensor cores", "Memory bandwidth")
+QUIET_PORTS = (*("Loss", "Congestion", "Paused", "Link errors", "Errors of packets and requests"),)
 # With the nodes of the test below these have rightly nothing to show.
 EMPTY = {
     ("gpuwatch-self", "Sources that failed"),
@@ -61,6 +71,7 @@ EMPTY = {
     ("gpuwatch-gpu", "Info alerts"),
     ("gpuwatch-node", "Xid errors"),
     ("gpuwatch-node", "Told by the kernel log"),
+    *(("gpuwatch-node", title) for title in QUIET_PORTS),
     *(("gpuwatch-gpu", f"{title} of instances") for title in OF_INSTANCES),
     ("gpuwatch-gpu", "Instances"),
 }

@@ -17,6 +17,7 @@ from gpuwatch.store import SlotRow, Store
 
 FIRST = SlotRow("0000:1b:00.0", "GPU-0", "165", "NVIDIA H200", 16, 16, 5)
 GPU = Entity("gpu", "0")
+POWER = "gpuwatch_gpu_power_watts{"
 # Alerts without their usual patience.
 QUICK = "\n".join(
     f"[rules.{rule}]\nfor_seconds = 1.0\nhold_seconds = 1.0"
@@ -241,8 +242,7 @@ def test_one_lost_gpu_stops_no_other(tmp_path: Path) -> None:
             assert running.value("gpuwatch_gpu_up", 'gpu="3"', lost["uuid"]) == 0
             assert running.value("gpuwatch_gpu_info", 'gpu="3"', address_of(lost)) == 1
             wait_for(lambda: running.alert("gpu_lost", "3"))
-            powers = [name for name in running.scrape() if "gpu_power_watts{" in name]
-            assert len(powers) == 7
+            wait_for(lambda: len([one for one in running.scrape() if POWER in one]) == 7)
             node.heal()
             wait_for(lambda: running.value("gpuwatch_gpus_visible") == 8)
         assert running.stop() == 0

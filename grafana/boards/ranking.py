@@ -2,9 +2,20 @@
 
 from board import Row
 from fields import to_board
-from palette import ALERTS, FAULT, HOT, LOST, MEMORY_HOT, SEVERITIES
+from palette import ALERTS, FAULT, HOT, LOST, MEMORY_HOT, SEVERITIES, VERDICTS
 from panels import Column, table
-from promql import RANGE, by_severity, known, mean_clock, metric, over, rate, scope, worst
+from promql import (
+    RANGE,
+    by_severity,
+    known,
+    mean_clock,
+    metric,
+    node_verdict,
+    over,
+    rate,
+    scope,
+    worst,
+)
 
 from boards import frame
 
@@ -188,6 +199,7 @@ def worst_first() -> Row:
                         f"max by (instance) ({UP})",
                         texts={1: ("yes", "transparent"), 0: ("NO", "dark-red")},
                     ),
+                    Column("Verdict", "", node_verdict(M), texts=VERDICTS),
                     Column(
                         "Critical",
                         "",
