@@ -27,7 +27,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import frame, host
+from boards import frame, host, network
 
 NODE = 'instance="$instance"'
 N = scope(frame.JOB, NODE)
@@ -52,7 +52,7 @@ def build() -> Json:
         "One node: all its GPUs side by side.",
         [
             *(_state(), _alerts(), _clocks(), _heat_and_power(), _each()),
-            *(host.row(N), _gpus(), _trust()),
+            *(network.row(N), host.row(N), _gpus(), _trust()),
         ],
         [frame.job(), frame.instance(many=False), frame.gpu(many=True)],
         frame.alerts(NODE),
