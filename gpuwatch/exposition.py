@@ -8,7 +8,7 @@ out. The text of a line up to its value is made once and kept.
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from gpuwatch import __version__
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.families import ENTITY_LABELS, FAMILIES, INFOS
+from gpuwatch.families import ENTITY_LABELS, FAMILIES, INFOS, MODES
 from gpuwatch.page import Line, Page, header, number
 from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
 from gpuwatch.snapshot import Snapshot
@@ -169,12 +169,17 @@ class Exposition:
             self._put(page, "gpu_up", gpu, up)
         for info in snapshot.entities:
             if info.entity.kind in INFOS:
-                labels = self._infos[info.entity]
-                others = sorted(labels.keys() - set(ENTITY_LABELS[info.entity.kind]))
-                fragment = ",".join(f"{key}={quote(labels[key])}" for key in others)
-                self._put(page, INFOS[info.entity.kind][0], info.entity, 1, fragment)
+                keys = self._infos[info.entity].keys() - set(ENTITY_LABELS[info.entity.kind])
+                self._put_info(page, INFOS[info.entity.kind][0], info.entity, keys - MODES)
+                if keys & MODES:
+                    self._put_info(page, "gpu_mode_info", info.entity, keys & MODES)
         if snapshot.nvml_up is not None and None not in ups:
             self._put(page, "gpus_visible", HOST, ups.count(1))
+
+    def _put_info(self, page: Page, name: str, entity: Entity, keys: Set[str]) -> None:
+        labels = self._infos[entity]
+        fragment = ",".join(f"{key}={quote(labels[key])}" for key in sorted(keys))
+        self._put(page, name, entity, 1, fragment)
 
     def _is_up(self, snapshot: Snapshot, gpu: Entity) -> int | None:
         """Return 1 or 0; the last word counts while the sampler is silent for a few seconds."""

@@ -17,6 +17,13 @@ INFOS = {
     "rdma_port": ("rdma_port_info", "What the RDMA port is and where it sits; always 1."),
     "interface": ("nic_info", "What the network interface serves and where it sits; always 1."),
 }
+# What an administrator may change of a GPU has a series apart, so that `gpu_info` lasts.
+MODES = frozenset(
+    {
+        *("compute_mode", "ecc_mode", "ecc_mode_pending"),
+        *("mig_mode", "mig_mode_pending", "persistence_mode"),
+    }
+)
 
 # name, type, help of everything that is not a signal declared by a source. What comes first
 # survives when the page is cut off at the limit.
@@ -29,6 +36,7 @@ FAMILIES = (
     ("gpus_pci", "gauge", "NVIDIA GPUs on the PCI bus."),
     ("gpus_expected", "gauge", "GPUs that this node should have."),
     *((name, "gauge", text) for name, text in INFOS.values()),
+    ("gpu_mode_info", "gauge", "How the GPU is set, and what holds after its reset; always 1."),
     ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
     ("released", "gauge", "1 while this is left to another tool."),
     (

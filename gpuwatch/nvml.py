@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from gpuwatch.gpu_signals import CLOCK_LIMIT, POWER_LIMIT
+from gpuwatch.gpu_signals import CLOCK_LIMIT
 from gpuwatch.signals import Signal
 
 CLOCK_SM, CLOCK_MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
@@ -57,7 +57,6 @@ IDENTITY: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 CONSTANTS: tuple[tuple[Signal, str, Callable[[Any], float]], ...] = (
     (CLOCK_LIMIT, "sm", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_SM) * 1e6),
     (CLOCK_LIMIT, "memory", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, CLOCK_MEMORY) * 1e6),
-    (POWER_LIMIT, "enforced", lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) * 1e-3),
 )
 
 

@@ -18,6 +18,7 @@ from gpuwatch.source import Context, EntityInfo
 SCENARIOS = (
     *("healthy", "power-capped", "thermal", "power-brake"),
     *("gpu-lost", "gpu-hang", "xid-79", "starved", "mig", "rdma-loss", "rdma-flap"),
+    *("nvlink-down", "pcie-degraded"),
 )
 FAULTLESS = ("healthy", "power-capped")
 

@@ -108,7 +108,6 @@ def test_values_in_base_units(node: Node, running: Running) -> None:
     limits = ("gpuwatch_gpu_clock_limit_hertz", 'gpu="3"')
     assert running.value(*limits, 'clock="sm"') == 1.98e9
     assert running.value(*limits, 'clock="memory"') == 2.619e9
-    assert running.value("gpuwatch_gpu_power_limit_watts", 'gpu="3"') == 700
     assert running.value("gpuwatch_gpus_pci") == 8
     assert running.value("gpuwatch_gpus_visible") == 8
 

@@ -13,9 +13,11 @@ from gpuwatch.sources.host import Host
 from gpuwatch.sources.kmsg import Kmsg
 from gpuwatch.sources.mig import Mig
 from gpuwatch.sources.netdev import Netdev
+from gpuwatch.sources.nvml_counters import NvmlCounters
 from gpuwatch.sources.nvml_state import NvmlState
 from gpuwatch.sources.rdma import Rdma
 from gpuwatch.sources.simulated import SimulatedState
+from gpuwatch.sources.simulated_counters import SimulatedCounters
 from gpuwatch.sources.simulated_gpm import SimulatedGpm
 from gpuwatch.sources.simulated_host import SimulatedHost, SimulatedKmsg
 from gpuwatch.sources.simulated_mig import SimulatedMig
@@ -23,13 +25,13 @@ from gpuwatch.sources.simulated_network import SimulatedEthtool, SimulatedNetdev
 
 SOURCES: dict[str, tuple[type[Source], ...]] = {
     "state": (NvmlState,),
-    "counters": (Gpm, Mig),
+    "counters": (NvmlCounters, Gpm, Mig),
     "network": (Rdma, Netdev),
     "host": (Host, Kmsg, Ethtool),
 }
 SIMULATED: dict[str, tuple[type[Source], ...]] = {
     "state": (SimulatedState,),
-    "counters": (SimulatedGpm, SimulatedMig),
+    "counters": (SimulatedCounters, SimulatedGpm, SimulatedMig),
     "network": (SimulatedRdma, SimulatedNetdev),
     "host": (SimulatedHost, SimulatedKmsg, SimulatedEthtool),
 }

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
-from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, POWER_LIMIT, SLOW_SIGNALS, THROTTLE
+from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, SLOW_SIGNALS, THROTTLE
 from gpuwatch.scenario import FAULTLESS, REFRESH_NS, Gpu, Scenario
 from gpuwatch.signals import HOST, UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Event
 from gpuwatch.source import Context, Findings, Group, Opened
 
-CLOCK_MAX, CLOCK_MEMORY_MAX, POWER_MAX = 1.98e9, 3.201e9, 700.0
+CLOCK_MAX, CLOCK_MEMORY_MAX = 1.98e9, 3.201e9
 TOLD_AFTER_NS = 2 * SECOND_NS
 POWER_CAP, HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x40, 0x80
 SLOWED = {  # the clock event reasons and the SM clock of a GPU with this fault
@@ -59,7 +59,6 @@ class SimulatedState:
             for constant in (
                 (Column(gpu.entity, CLOCK_LIMIT, "sm"), CLOCK_MAX),
                 (Column(gpu.entity, CLOCK_LIMIT, "memory"), CLOCK_MEMORY_MAX),
-                (Column(gpu.entity, POWER_LIMIT, "enforced"), POWER_MAX),
             )
         )
         return Opened(tuple(groups), tuple(gpu.info for gpu in gpus), constants)
