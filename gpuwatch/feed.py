@@ -95,6 +95,8 @@ class Feed:
         self._constants: dict[Entity, dict[str, float]] = {}
         self._links: dict[Entity, tuple[Entity, ...]] = {}
         self._next_end_ns = 0
+        # Entities that are no more, by the names they have in rings that are still kept.
+        self.ended: dict[Entity, EntityInfo] = {}
         # What the daemon itself knows of the node, for the rules: values by entity and name.
         self.facts: dict[Entity, dict[str, float]] = {}
 
@@ -171,7 +173,14 @@ class Feed:
             if not ring.current and ring.reader.heartbeat_ns < now_ns - self._keep_ns:
                 ring.reader.close()
                 del self.rings[path]
+                self._forget_ended()
         return ticks
+
+    def _forget_ended(self) -> None:
+        kept = {
+            column.entity for ring in self.rings.values() for column in ring.reader.schema.columns
+        }
+        self.ended = {entity: info for entity, info in self.ended.items() if entity in kept}
 
     def _look_for_manifests(self) -> None:
         for path in self._runtime.glob("*.json"):
@@ -224,6 +233,12 @@ class Feed:
         for path, reader in readers.items():
             windows = RingWindows(reader.schema.with_entities(manifest.names))
             self.rings[path] = Attached(reader, windows)
+        before = self.manifests.get(manifest.duty)
+        if before is not None:
+            known = {info.entity: info for info in before.entities}
+            self.ended |= {
+                old: known[new] for old, new in before.names.items() if old not in manifest.names
+            }
         self.manifests[manifest.duty] = manifest
         for source, state in manifest.sources.items():
             self._duties[source] = manifest.duty

@@ -217,6 +217,11 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
     now = monotonic_ns()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     manifests = daemon.feed.manifests.values()
+    names = {old: info.entity for old, info in daemon.feed.ended.items()}
+    names |= {old: new for m in manifests for old, new in m.names.items()}
+    known = entities_of(manifests)
+    here = {info.entity for info in known}
+    ended = [info for info in daemon.feed.ended.values() if info.entity not in here]
     since = now - int(seconds * SECOND_NS)
     directory = daemon.state / "recordings"
     try:
@@ -229,8 +234,8 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
         "rings": daemon.feed.ring_paths(),
         "since_ns": since,
         "until_ns": now,
-        "names": [[old, new] for m in manifests for old, new in m.names.items()],
-        "entities": [info.to_json() for info in entities_of(manifests)],
+        "names": [[old, new] for old, new in names.items()],
+        "entities": [info.to_json() for info in [*known, *ended]],
         "constants": {
             m.duty: [constant_to_json(column, value) for column, value in m.constants]
             for m in manifests

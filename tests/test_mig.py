@@ -1,5 +1,7 @@
 """MIG: instances are entities of their own, and a changed layout interrupts nothing else."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,23 @@ def test_a_mode_that_is_not_supported(tmp_path: Path) -> None:
             if name.startswith("gpuwatch_source_errors_total") and "mig" in name.lower()
         }
         assert errors == {}
+
+
+def test_a_recording_over_a_change_has_both_layouts(tmp_path: Path) -> None:
+    """Instances that had ended when it was made are played with all their labels."""
+    node = Node(tmp_path, 2)
+    node.now("mig", dev=0, val=TWO)
+    with node.running(config=CONFIG) as running:
+        wait_for(lambda: shares(running).keys() == {"1", "2"})
+        node.now("mig", dev=0, val=THREE)
+        wait_for(lambda: shares(running).keys() == {"7", "8", "9"})
+        command = [sys.executable, "-m", "gpuwatch", "record", "--last", "60s"]
+        command += ["--path.runtime", str(running.runtime)]
+        path = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+    (tmp_path / "replay").mkdir()
+    with Running(tmp_path / "replay", "--source", f"replay:{path}") as running:
+        wait_for(lambda: shares(running).keys() == {"1", "2"})
+        wait_for(lambda: shares(running).keys() == {"7", "8", "9"})
+        assert instances(running)["1"]["uuid"] == mig_uuid(0, 1)
+        assert instances(running)["7"]["uuid"] == mig_uuid(0, 7)
