@@ -21,6 +21,7 @@ class Burst:
         self._read_ns = 0
         self._rose_ns = 0
         self._renewal_ns: float = math.inf
+        self._second = 0
         self._peaks: deque[tuple[int, float]] = deque()  # (second, rate), falling rates
 
     def add(self, start_ns: int, end_ns: int, count: int, limit: float) -> None:
@@ -33,12 +34,15 @@ class Burst:
         if (end_ns - start_ns) * BRACKET > since_read:
             return  # nobody knows when within the read it was counted
         rise, self._count, self._read_ns = count - self._count, count, now
+        if not rise and now // SECOND_NS == self._second:
+            return
         rate = 0.0
         if rise > 0:
             self._renewal_ns = min(self._renewal_ns, since_rise)
             rate = rise * SECOND_NS / min(since_rise, max(since_read, self._renewal_ns))
             self._rose_ns = now
-        second, peaks = now // SECOND_NS, self._peaks
+        self._second = second = now // SECOND_NS
+        peaks = self._peaks
         while peaks and peaks[0][0] <= second - REACH_SECONDS:
             peaks.popleft()
         if rate <= limit:

@@ -56,6 +56,7 @@ class RdmaReader:
         self.state = PortState(port)
         self.alive = False
         self.retry_ns = 0  # when to open it again, 0 for not at all
+        self.limit = math.inf  # bytes per second
         self.bytes_cells: list[Cell] = []
         self.newest: tuple[int, Sequence[float]] = (0, ())  # bytes, and when all were read
         self._netlink = netlink
@@ -90,16 +91,6 @@ class RdmaReader:
             for signal in signals
         ]
         return tuple(Column(entity, one) for one in signals), tuple(bursts)
-
-    @property
-    def rate_limit(self) -> float:
-        """Bytes a second that no direction can pass; of a bond, all its links together.
-
-        Counters that are in bytes by themselves leave no doubt about their unit.
-        """
-        doubtful = any(cell.pma for cell in self.bytes_cells)
-        links = max(1, len(self.port.interfaces))
-        return self.state.rate * links * UNIT_SLACK if doubtful else math.inf
 
     def open(self, sysfs: Path, index: int | None) -> None:
         """Open what the port has; `index` is its device's on netlink, None if that has none."""
@@ -175,6 +166,7 @@ class RdmaReader:
             pairs = dict(zip(self._tables[1].names, answers[1], strict=True))
             self._gauges[PAIRS] = pairs.get("qp", UNKNOWN_GAUGE)
         self.state.read(self._gauges)
+        self.limit = self._rate_limit()
         known = sum(value != UNKNOWN_INTEGER for value in counts)
         self._gauges[READ] = known + sum(bool(cell.files) for cell in self.bytes_cells)
         self._tell_odd()
@@ -183,28 +175,32 @@ class RdmaReader:
         """Return the counts of bytes, and the bursts."""
         counts: list[float] = [UNKNOWN_INTEGER] * len(self.bytes_cells)
         bursts = [UNKNOWN_GAUGE] * len(counts)
-        if not self.alive:
-            return counts, bursts
-        limit = self.rate_limit
         for place, cell in enumerate(self.bytes_cells):
             if not cell.files:
                 continue
             start = monotonic_ns()
             try:
-                count = cell.take(())
+                counts[place] = count = cell.take(())
             except ValueError:
                 self._errors["no number"] += 1
+                continue
             except OSError as fault:
                 self._quarantine(fault)
                 break
-            else:
-                counts[place] = count
-                burst = self._bursts[place]
-                burst.add(start, monotonic_ns(), count, limit)
-                bursts[place] = burst.peak
-        if self.alive and UNKNOWN_INTEGER not in counts:
-            self.newest = (monotonic_ns(), counts)
+            burst = self._bursts[place]
+            burst.add(start, monotonic_ns(), count, self.limit)
+            bursts[place] = burst.peak
+        self.newest = (monotonic_ns(), counts)
         return counts, bursts
+
+    def _rate_limit(self) -> float:
+        """Return what no direction can pass; of a bond, all its links together.
+
+        Counters that are in bytes by themselves leave no doubt about their unit.
+        """
+        doubtful = any(cell.pma for cell in self.bytes_cells)
+        links = max(1, len(self.port.interfaces))
+        return self.state.rate * links * UNIT_SLACK if doubtful else math.inf
 
     def _ask(self, index: int | None) -> tuple[str, ...]:
         """Ask netlink for the port's counters; return their names, none if it does not answer."""

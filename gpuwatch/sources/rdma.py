@@ -15,7 +15,7 @@ from gpuwatch.nldev import Link
 from gpuwatch.pace import Pace
 from gpuwatch.rdma_ports import RdmaPort, devices, node_guid, ports_of
 from gpuwatch.rdma_reader import RdmaReader
-from gpuwatch.signals import HOST, UNKNOWN_GAUGE, Column, Entity, Event
+from gpuwatch.signals import HOST, UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event
 from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
 
 BYTES_MS = (10, 20, 50, 100)
@@ -240,11 +240,12 @@ class Rdma:
             when_ns, counts = reader.newest
             before_ns, before = self._before.get(reader, (0, ()))
             self._before[reader] = reader.newest
-            if not before_ns or len(counts) != len(before) or when_ns - before_ns < SECOND_NS // 2:
+            known = UNKNOWN_INTEGER not in (*counts, *before) and len(counts) == len(before)
+            if not (known and counts) or when_ns - before_ns < SECOND_NS // 2:
                 continue
             seconds = (when_ns - before_ns) / SECOND_NS
             rate = max((new - old) / seconds for new, old in zip(counts, before, strict=True))
-            if rate <= reader.rate_limit:
+            if rate <= reader.limit:
                 continue
             self.findings.errors["rate above the link's"] += 1
             if now_ns - self._faulty_ns.get(reader, -UNIT_QUIET_NS) >= UNIT_QUIET_NS:
