@@ -51,12 +51,20 @@ def fields(cells: dict[int, Cell], scope: int = 0) -> Call:
 
     def read(gpu: Any) -> Sequence[float | None]:
         answers = pynvml.nvmlDeviceGetFieldValues(gpu, query)
-        if all(answer.nvmlReturn for answer in answers):
+        values = [known(answer) for answer in answers]
+        if values.count(None) == len(values):
             nvml.field(answers[0])
-        return [None if answer.nvmlReturn else nvml.field(answer) for answer in answers]
+        return values
 
     name = ",".join(map(str, cells))
     return Call(f"nvmlDeviceGetFieldValues:{name}", tuple(cells.values()), read)
+
+
+def known(answer: Any) -> float | None:
+    """Return the number that the answer to a field query holds, None if it holds none."""
+    with contextlib.suppress(pynvml.NVMLError):
+        return nvml.field(answer)
+    return None
 
 
 def throttled(reasons: dict[int, str]) -> Call:
