@@ -95,6 +95,8 @@ class Link:
                 continue  # of a request that was given up
             if kind == NLMSG_ERROR:
                 code = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+                # Of what is asked here, only the number of a device can be invalid: it has gone.
+                code = errno.ENODEV if code == errno.EINVAL else code
                 raise OSError(code, os.strerror(code))
             return answer[_HEADER.size : length]
 

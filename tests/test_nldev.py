@@ -227,6 +227,18 @@ def test_a_port_that_netlink_refuses_is_left_alone_and_read_from_files_then(port
     assert rdma.errors() == {"netlink EREMOTEIO": 1}
 
 
+def test_a_device_that_has_gone_is_one_event(tmp_path, port):
+    """The kernel calls its number invalid before the folder is seen to be missing."""
+    rdma, kernel = port
+    rdma.read("mlx5_0/1")
+    kernel.fault = errno.EINVAL
+    Tree(tmp_path / "sys").unplug("mlx5_0")
+    assert rdma.read("mlx5_0/1")["port_up"] is None
+    rdma.housekeep(monotonic_ns())
+    assert rdma.read("mlx5_0/1")["port_up"] == 0.0
+    assert [name for name, _, _ in rdma.events] == ["rdma_device_lost"]
+
+
 def test_a_driver_with_other_counters_is_opened_anew(port):
     """Names that change under us are noticed before a number is taken for another's."""
     rdma, kernel = port
