@@ -54,7 +54,9 @@ class SimulatedNode:
         due = sorted(
             (time_ns, order)
             for order, group in enumerate(self.opened.groups)
-            for time_ns in range(begin + group.phase_ns, end, group.period_ns)
+            for time_ns in range(
+                begin + group.phase_ns, end, group.delivery_ns if group.drain else group.period_ns
+            )
         )
         read = [[] for _ in self.opened.groups]
         housekept = begin
@@ -63,7 +65,8 @@ class SimulatedNode:
             if time_ns - housekept >= SECOND_NS:
                 housekept = time_ns
                 self.source.housekeep(time_ns)
-            read[order].append((time_ns, tuple(self.opened.groups[order].read())))
+            rows = self.opened.groups[order].rows(time_ns)
+            read[order] += [(when, tuple(cells)) for when, cells in rows]
         self.now_ns = end
         self.events += self.source.findings.events
         self.source.findings.events = []
