@@ -249,7 +249,8 @@ class Daemon:
     def firing(self) -> list[str]:
         """Return a line for each firing alert."""
         return [
-            f"{alert['severity']}: {alert['rule']} on {' '.join(alert['entity'])}"
+            f"{alert['severity']}: {alert['rule']} on"
+            f" {' '.join((*alert['entity'], alert['place'])).strip()}"
             f" since {alert['since']}: {alert['next_step']}"
             for alert in self._status["alerts"]
             if alert["state"] == "firing"

@@ -134,7 +134,11 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         "verdict": shown.verdict["verdict"] if shown.verdict else None,
         "released": shown.released,
         "alerts": [
-            {**alert_json(alert), "since": wall_text(clocks.wall_ns(alert.since_ns))}
+            {
+                **alert_json(alert),
+                "since": wall_text(clocks.wall_ns(alert.since_ns)),
+                "place": _place(shown, alert.entity),
+            }
             for alert in alerts
         ],
         "gpus": [
@@ -166,6 +170,13 @@ def _reason(daemon: "Daemon", source: str) -> str:
     """Return why a source does not work beside others of its sampler that do, "" if it does."""
     sources = [manifest.sources.get(source, {}) for manifest in daemon.feed.manifests.values()]
     return next((str(told["reason"]) for told in sources if told.get("reason")), "")
+
+
+def _place(shown: Snapshot, entity: Entity) -> str:
+    """Return which GPU a port or NIC sits beside, "" of anything else or if it is not known."""
+    labels = next((info.labels for info in shown.entities if info.entity == entity), {})
+    near = labels.get("gpu") if entity.kind in ("rdma_port", "interface") else None
+    return f"(NIC of GPU {near})" if near else ""
 
 
 def _values(shown: Snapshot, entity: Entity) -> dict[str, float]:

@@ -140,4 +140,5 @@ fault_after_seconds = 2.0
         labels = ('device="mlx5_2"', 'port="1"', 'gpu="2"')
         assert daemon.value("gpuwatch_rdma_port_info", *labels) == 1
         if rule == "rdma_port_flapping":  # its second flap is 10 s later
-            wait_for(lambda: daemon.alert(rule, "mlx5_2/1"))
+            alert = wait_for(lambda: daemon.alert(rule, "mlx5_2/1"))
+            assert alert["place"] == "(NIC of GPU 2)"
