@@ -22,6 +22,7 @@ BY_SEVERITY: Mapping[Severity, Verdict] = {"critical": "drain", "warning": "watc
 
 BUSY_REACH_NS = 3600 * SECOND_NS  # busy time older than this is no longer judged
 BILLION = 10**9
+NOTHING: "Mapping[str, Window]" = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,7 @@ class View:
     def look(self, tick: "Tick") -> None:
         """Turn to the next tick; a window is never shorter than one."""
         self.tick = tick
+        self._windows = tick.windows.get(self.entity) or NOTHING
         self._window_ns = max(self._window_ns, tick.end_ns - tick.start_ns)
 
     def window(self, name: str) -> "Window | None":
@@ -144,7 +146,7 @@ class View:
 
         The columns of the interfaces of an RDMA port are the port's, too: all of them together.
         """
-        found = self.tick.window(self.entity, name)
+        found = self._windows.get(name)
         if found is None:
             for entity in self.tick.links.get(self.entity, ()):
                 other = self.tick.window(entity, name)
@@ -154,7 +156,7 @@ class View:
     def columns(self, signal: str) -> list[str]:
         """Return the names of the entity's columns of a signal, one for each label value."""
         start = signal + "{"
-        return [name for name in self.tick.windows.get(self.entity, {}) if name.startswith(start)]
+        return [name for name in self._windows if name.startswith(start)]
 
     def constant(self, name: str) -> float | None:
         """Return a value that does not change while its source is open, None if unknown."""
