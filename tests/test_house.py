@@ -40,7 +40,9 @@ def modules(folder):
 def declared():
     """Return every signal that the package declares, once."""
     found = {}
-    for module in [importlib.import_module("gpuwatch.gpu_signals"), *modules("sources")]:
+    shared = [path.stem for path in sorted(PACKAGE.glob("*_signals.py"))]
+    listed = [importlib.import_module(f"gpuwatch.{name}") for name in shared]
+    for module in [*listed, *modules("sources")]:
         for value in vars(module).values():
             if isinstance(value, Signal):
                 found[id(value)] = value
