@@ -115,6 +115,19 @@ def test_a_node_of_older_gpus_has_nothing_to_read(tmp_path: Path, answer: dict[s
         assert running.value("gpuwatch_gpu_mig_enabled", 'gpu="1"', 'setting="current"') == 0
 
 
+def test_a_sample_that_hangs_costs_one_gpu(tmp_path: Path) -> None:
+    """The others' shares are back within seconds; the GPU whose call hangs is left alone."""
+    node = Node(tmp_path, 3)
+    with node.running(config=CONFIG) as running:
+        wait_for(lambda: [shares(running, gpu) for gpu in "012"] == [BUSY] * 3)
+        node.now("nvmlGpmSampleGet", dev=1, takes_ms=-1)
+        restarts = 'gpuwatch_child_restarts_total{duty="counters"}'
+        wait_for(lambda: running.scrape().get(restarts) == 1)
+        wait_for(lambda: [shares(running, gpu) for gpu in "02"] == [BUSY] * 2)
+        assert shares(running, "1") == [None] * 4
+        assert running.value("gpuwatch_gpu_up", 'gpu="1"') == 1  # for the sampler of states
+
+
 def test_the_source_can_be_switched_off(tmp_path: Path) -> None:
     """Without it there are no shares, and everything else."""
     with Node(tmp_path, 1).running("--no-collector.gpm", config=CONFIG) as running:
