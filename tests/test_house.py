@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import commands, rules, sources
+from gpuwatch import commands, network_signals, rules, sources
 from gpuwatch.exposition import FAMILIES, NAMESPACE
 from gpuwatch.rule import Rule
 from gpuwatch.signals import BASE_UNITS, Kind, Signal
@@ -46,6 +46,8 @@ def declared():
         for value in vars(module).values():
             if isinstance(value, Signal):
                 found[id(value)] = value
+    for counter in (*network_signals.PORT_COUNTERS, *network_signals.NIC_COUNTERS):
+        found[id(counter.signal)] = counter.signal
     return list(found.values())
 
 
