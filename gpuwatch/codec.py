@@ -14,7 +14,7 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ import numpy.typing as npt
 from gpuwatch import __version__
 from gpuwatch.clock import ClockTriple
 from gpuwatch.errors import RecordingError
-from gpuwatch.ring import PERIODS_NS, RingSchema
-from gpuwatch.signals import Column
+from gpuwatch.ring import PERIODS_NS, SHAPE_ERRORS, RingSchema
+from gpuwatch.signals import UNKNOWN_INTEGER, Column, Event
 from gpuwatch.source import EntityInfo, constant_from_json, constant_to_json
 from gpuwatch.summation import row_dtype
 
@@ -185,22 +185,24 @@ class BlockReader:
                 )
             raise RecordingError(f"{path}: not a gpuwatch {what}: give the path of one")
 
-    def blocks(self, offset: int) -> Iterator[Block]:
+    def blocks(self, offset: int, kinds: Collection[bytes] = ()) -> Iterator[Block]:
         """Yield whole blocks from `offset` (`start`, or a block's `end`) to the first damage.
 
-        Raises RecordingError when the file system fails.
+        With `kinds` all others are passed over unread. Raises RecordingError when the file system
+        fails.
         """
         try:
             size = os.fstat(self._file.fileno()).st_size
-            while block := self._read(offset, size):
-                yield block
+            while block := self._read(offset, size, kinds):
+                if not kinds or block.kind in kinds:
+                    yield block
                 offset = block.end
         except OSError as error:
             raise RecordingError(
                 f"{self.path}: {error.strerror}: copy the file and retry"
             ) from error
 
-    def _read(self, offset: int, size: int) -> Block | None:
+    def _read(self, offset: int, size: int, kinds: Collection[bytes]) -> Block | None:
         self._file.seek(offset)
         header = self._file.read(_HEADER.size)
         if len(header) < _HEADER.size:
@@ -210,6 +212,8 @@ class BlockReader:
         # Lengths are believed only once the CRC has been seen: ask for no absurd memory before.
         if end > size or raw_length > MAX_RAW_BYTES or length > 2 * MAX_RAW_BYTES:
             return None
+        if kinds and kind not in kinds:
+            return Block(kind, b"", end)
         payload = self._file.read(length)
         if zlib.crc32(payload, zlib.crc32(header[:-4])) != crc:
             return None
@@ -239,6 +243,30 @@ def decode_json(raw: bytes, path: Path) -> Any:
         raise damaged(path, "a block is not JSON") from error
 
 
+def decode_list(raw: bytes, path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON block that lists some. Raises RecordingError."""
+    data = decode_json(raw, path)
+    if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+        raise damaged(path, "a list")
+    return data
+
+
+def decode_events(raw: bytes, path: Path) -> list[Event]:
+    """Return the events of a block. Raises RecordingError."""
+    try:
+        return [Event.from_json(data) for data in decode_list(raw, path)]
+    except SHAPE_ERRORS as error:
+        raise damaged(path, "an event") from error
+
+
+def decode_head(raw: bytes, path: Path) -> Head:
+    """Return the head of a block. Raises RecordingError."""
+    try:
+        return Head.from_json(decode_json(raw, path))
+    except SHAPE_ERRORS as error:
+        raise damaged(path, "its head") from error
+
+
 def damaged(path: Path, what: str) -> RecordingError:
     """Return the error for a block that is whole but makes no sense."""
     return RecordingError(f"{path}: damaged or not written by gpuwatch: {what}: use another file")
@@ -263,8 +291,47 @@ def encode_rows(block: RowsBlock) -> bytes:
 
 def decode_rows(raw: bytes, schemas: tuple[RingSchema, ...], path: Path) -> RowsBlock:
     """Return the rows as they were. Raises RecordingError if they fit no ring."""
+    head, schema, whole_raw, small_raw = _split(raw, schemas, path)
+    ring, count, first, period_ns, floor_ns = head
+    whole = _restore(whole_raw, np.dtype(np.int64)).cumsum(axis=1)
+    floats = np.bitwise_xor.accumulate(_restore(small_raw, np.dtype(np.uint32)), axis=1)
+    floats = floats.view(np.float32)
+    rows = np.zeros(count, row_dtype(schema))
+    rows["late"], rows["read"], rows["gauges"] = floats[0], floats[1], floats[2:].T
+    rows["time_ns"] = whole[0] + _late_ns(rows["late"])
+    rows["integers"] = whole[1:].T
+    rows["sequence"] = np.arange(count, dtype=np.int64) + np.int64(first)
+    return RowsBlock(ring, period_ns, floor_ns, rows)
+
+
+def decode_columns(
+    raw: bytes, schemas: tuple[RingSchema, ...], wanted: Sequence[int], path: Path
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return when rows were due, and of the wanted columns alone the cells in their unit.
+
+    `wanted` are numbers of columns, rising. The cells have a line for each row; unknown ones are
+    NaN. Raises RecordingError.
+    """
+    _, schema, whole_raw, small_raw = _split(raw, schemas, path)
+    integers = schema.integers
+    counters = [index for index in wanted if index < integers]
+    gauges = [index for index in wanted if index >= integers]
+    lines = [0, *(1 + index for index in counters)]
+    whole = _restore(whole_raw[lines], np.dtype(np.int64)).cumsum(axis=1)
+    lines = [2 + index - integers for index in gauges]
+    small = np.bitwise_xor.accumulate(_restore(small_raw[lines], np.dtype(np.uint32)), axis=1)
+    scales = np.array([[schema.columns[index].signal.scale] for index in counters])
+    counts = np.where(whole[1:] == UNKNOWN_INTEGER, np.nan, whole[1:] * scales.reshape(-1, 1))
+    return whole[0], np.concatenate([counts, small.view(np.float32)]).T
+
+
+def _split(
+    raw: bytes, schemas: tuple[RingSchema, ...], path: Path
+) -> tuple[tuple[int, ...], RingSchema, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Return a rows block's numbers, its ring, and its shuffled lines of 8 and of 4 bytes."""
     try:
-        ring, count, first, period_ns, floor_ns = _ROWS.unpack_from(raw)
+        head = _ROWS.unpack_from(raw)
+        ring, count, _, period_ns, _ = head
         schema = schemas[ring]
         whole_lines, small_lines = 1 + schema.integers, 2 + schema.gauges
         split = _ROWS.size + whole_lines * 8 * count
@@ -272,15 +339,9 @@ def decode_rows(raw: bytes, schemas: tuple[RingSchema, ...], path: Path) -> Rows
             raise ValueError("sizes")
     except (struct.error, IndexError, ValueError) as error:
         raise damaged(path, "rows fit no ring") from error
-    whole = _restore(raw[_ROWS.size : split], whole_lines, np.dtype(np.int64)).cumsum(axis=1)
-    small = _restore(raw[split:], small_lines, np.dtype(np.uint32))
-    floats = np.bitwise_xor.accumulate(small, axis=1).view(np.float32)
-    rows = np.zeros(count, row_dtype(schema))
-    rows["late"], rows["read"], rows["gauges"] = floats[0], floats[1], floats[2:].T
-    rows["time_ns"] = whole[0] + _late_ns(rows["late"])
-    rows["integers"] = whole[1:].T
-    rows["sequence"] = np.arange(count, dtype=np.int64) + np.int64(first)
-    return RowsBlock(ring, period_ns, floor_ns, rows)
+    data = np.frombuffer(raw, np.uint8)
+    whole = data[_ROWS.size : split].reshape(whole_lines, 8, count)
+    return head, schema, whole, data[split:].reshape(small_lines, 4, count)
 
 
 def _late_ns(late: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
@@ -297,7 +358,7 @@ def _shuffle(lines: npt.NDArray[Any]) -> bytes:
     return parts.transpose(0, 2, 1).tobytes()
 
 
-def _restore(data: bytes, lines: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    count = len(data) // (lines * dtype.itemsize)
-    parts = np.frombuffer(data, np.uint8).reshape(lines, dtype.itemsize, count)
-    return np.ascontiguousarray(parts.transpose(0, 2, 1)).view(dtype).reshape(lines, count)
+def _restore(shuffled: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the values of lines that were shuffled."""
+    lines, _, count = shuffled.shape
+    return np.ascontiguousarray(shuffled.transpose(0, 2, 1)).view(dtype).reshape(lines, count)

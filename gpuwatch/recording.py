@@ -26,7 +26,9 @@ from gpuwatch.codec import (
     RowArray,
     RowsBlock,
     damaged,
-    decode_json,
+    decode_events,
+    decode_head,
+    decode_list,
     decode_rows,
     encode_block,
     encode_json,
@@ -162,10 +164,7 @@ class RecordingReader:
             if first.kind != HEAD:
                 raise damaged(path, "it does not begin with its head")
             self._rows_start = first.end
-            try:
-                self.head = Head.from_json(decode_json(first.raw, path))
-            except SHAPE_ERRORS as error:
-                raise damaged(path, "its head") from error
+            self.head = decode_head(first.raw, path)
         except RecordingError:
             self.close()
             raise
@@ -176,24 +175,12 @@ class RecordingReader:
             if block.kind == ROWS:
                 yield decode_rows(block.raw, self.head.rings, self.path)
             elif block.kind == EVENTS:
-                yield EventsBlock([self._event(data) for data in self._list(block.raw)])
+                yield EventsBlock(decode_events(block.raw, self.path))
             elif block.kind == ALERTS:
-                yield AlertsBlock(self._list(block.raw))
+                yield AlertsBlock(decode_list(block.raw, self.path))
             elif block.kind == END:
                 self.complete = True
                 return
-
-    def _list(self, raw: bytes) -> list[dict[str, Any]]:
-        data = decode_json(raw, self.path)
-        if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
-            raise damaged(self.path, "a list")
-        return data
-
-    def _event(self, data: dict[str, Any]) -> Event:
-        try:
-            return Event.from_json(data)
-        except SHAPE_ERRORS as error:
-            raise damaged(self.path, "an event") from error
 
     def close(self) -> None:
         """Let go of the file."""

@@ -1,0 +1,187 @@
+"""History: one row each quarter second of every signal, kept for days, readable while it grows.
+
+`state/history/*.gwh` are files of blocks (see `codec`): a head, then rows and events. A file is
+called by the wall time of its first row, holds an hour at most, and has one set of columns and one
+offset between the monotonic and the wall clock: whatever changes one of them begins a new file.
+
+A cell is the smallest honest form of what a signal did in its quarter second:
+
+- gauge: the time-weighted mean over the time with a known value;
+- counter: the hardware's count at the end;
+- bits: for each declared bit a gauge, the share of the known time in which it was set.
+
+Unknown cells are NaN. Where there are no rows nobody watched, or a file was cut short.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.codec import BlockReader, Head, damaged, decode_columns, decode_events, decode_head
+from gpuwatch.errors import RecordingError
+from gpuwatch.signals import Column, Entity, Event
+from gpuwatch.window import TICK_NS
+
+SORT = "history"
+HEAD, ROWS, EVENTS = b"HEAD", b"ROWS", b"EVNT"
+SUFFIX = ".gwh"
+FILE_NS = 3600 * SECOND_NS
+FOREVER_NS = 2**63 - 1
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"(\d{8}T\d{6}Z)(?:-(\d+))?")
+
+
+class Piece(NamedTuple):
+    """Rows of one stretch of time, and the columns that were asked for.
+
+    `time_ns` is wall time (nanoseconds since 1970, UTC): the end of the quarter second that a row
+    is of. `values` has a line for each row and a place for each column, in the signal's unit;
+    NaN is unknown. `head` has the entities' labels, the constants, the host and its boot.
+    """
+
+    head: Head
+    columns: tuple[Column, ...]
+    time_ns: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+class History:
+    """Reads a history directory, also while a daemon writes to it. Memory stays at one block.
+
+    All times are wall time in nanoseconds. `faults` gets a line for each file that makes no sense
+    or cannot be read, each time it is met; what comes before the fault is given all the same.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.faults: list[str] = []
+
+    def read(
+        self,
+        from_ns: int,
+        to_ns: int,
+        *,
+        entities: Collection[Entity] | None = None,
+        signals: Collection[str] | None = None,
+    ) -> Iterator[Piece]:
+        """Yield the rows from `from_ns` up to `to_ns`, in the order in which they were written.
+
+        `entities` and `signals` choose columns, None all of them; a signal is given by its name
+        (`gpu_clock_hertz`: all its labels) or its column's (`gpu_clock_hertz{clock="sm"}`). Pieces
+        are not empty, at most a few hundred rows long, and may have other columns than the piece
+        before. After a step of the wall clock times may lie before those of the piece before.
+        """
+
+        def chosen(column: Column) -> bool:
+            return (entities is None or column.entity in entities) and (
+                signals is None or column.name in signals or column.signal.name in signals
+            )
+
+        def decode(head: Head, raw: bytes, path: Path) -> Piece:
+            wanted = [i for i, column in enumerate(head.rings[0].columns) if chosen(column)]
+            due, values = decode_columns(raw, head.rings, wanted, path)
+            times = due + _offset_ns(head)
+            inside = (times >= from_ns) & (times < to_ns)
+            columns = tuple(head.rings[0].columns[i] for i in wanted)
+            return Piece(head, columns, times[inside], values[inside])
+
+        for path in self._files(from_ns, to_ns):
+            for piece in self._blocks(path, ROWS, decode):
+                if len(piece.time_ns):
+                    yield piece
+
+    def events(self, from_ns: int, to_ns: int) -> Iterator[Event]:
+        """Yield what happened in that time; `time_ns` of these events is wall time."""
+
+        def decode(head: Head, raw: bytes, path: Path) -> list[Event]:
+            offset = _offset_ns(head)
+            events = decode_events(raw, path)
+            return [replace(event, time_ns=event.time_ns + offset) for event in events]
+
+        for path in self._files(from_ns, to_ns):
+            for events in self._blocks(path, EVENTS, decode):
+                yield from (event for event in events if from_ns <= event.time_ns < to_ns)
+
+    def columns(self, from_ns: int, to_ns: int) -> list[Column]:
+        """Return the columns that files of that time have, each once."""
+        heads = [
+            head
+            for path in self._files(from_ns, to_ns)
+            for head in self._blocks(path, HEAD, lambda head, *_: head)
+        ]
+        return list(dict.fromkeys(column for head in heads for column in head.rings[0].columns))
+
+    def gaps(self, from_ns: int, to_ns: int) -> list[tuple[int, int]]:
+        """Return the stretches of that time of which there are no rows, as (start, end)."""
+        gaps = []
+        reached = from_ns
+        for piece in self.read(from_ns, to_ns, signals=()):
+            starts = piece.time_ns - TICK_NS
+            ends = np.maximum.accumulate(np.append(reached, piece.time_ns))
+            for index in np.flatnonzero(starts - ends[:-1] > TICK_NS // 2):
+                gaps.append((int(ends[index]), int(starts[index])))
+            reached = int(ends[-1])
+        if to_ns - reached > TICK_NS:
+            gaps.append((reached, to_ns))
+        return gaps
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the times of the oldest row and of the newest, None if there are no rows."""
+        files = self._files(0, FOREVER_NS)
+        first = next(filter(len, map(self._times, files)), None)
+        last = next(filter(len, map(self._times, reversed(files))), None)
+        return None if first is None or last is None else (int(first[0]), int(last[-1]))
+
+    def _times(self, path: Path) -> npt.NDArray[np.int64]:
+        """Return the times of a file's rows."""
+
+        def decode(head: Head, raw: bytes, path: Path) -> npt.NDArray[np.int64]:
+            return decode_columns(raw, head.rings, (), path)[0] + _offset_ns(head)
+
+        return np.concatenate([np.empty(0, np.int64), *self._blocks(path, ROWS, decode)])
+
+    def _files(self, from_ns: int, to_ns: int) -> list[Path]:
+        """Return the files that may have something of that time, in the order of writing."""
+        found = []
+        for path in self.directory.glob(f"*{SUFFIX}"):
+            name = _NAME.fullmatch(path.stem)
+            if name is not None:
+                start = datetime.strptime(f"{name[1]}+0000", "%Y%m%dT%H%M%SZ%z")
+                start_ns = int(start.timestamp()) * SECOND_NS
+                if start_ns < to_ns and from_ns <= start_ns + SECOND_NS + FILE_NS:
+                    found.append((start_ns, int(name[2] or 0), path))
+        return [path for *_, path in sorted(found)]
+
+    def _blocks(
+        self, path: Path, kind: bytes, decode: Callable[[Head, bytes, Path], T]
+    ) -> Iterator[T]:
+        """Yield what a file's blocks of a kind mean."""
+        try:
+            with contextlib.closing(BlockReader(path, SORT)) as file:
+                blocks = file.blocks(file.start, (HEAD, kind))
+                first = next(blocks, None)
+                if first is None or first.kind != HEAD:
+                    raise damaged(path, "it does not begin with its head")
+                head = decode_head(first.raw, path)
+                if len(head.rings) != 1 or not head.clocks:
+                    raise damaged(path, "its head")
+                for block in (first,) if kind == HEAD else blocks:
+                    yield decode(head, block.raw, path)
+        except RecordingError as error:
+            if path.exists():  # else it was removed for its age meanwhile
+                self.faults.append(str(error))
+
+
+def _offset_ns(head: Head) -> int:
+    """Return what turns a monotonic time of the file into wall time."""
+    return head.clocks[0].wall_ns(0)
