@@ -120,7 +120,7 @@ class State(Duty):
 class Counters(Duty):
     """The duty that reads NVML values which the GPU itself must answer."""
 
-    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.07
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.2
 
 
 class Host(Duty):

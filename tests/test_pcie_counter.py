@@ -65,7 +65,7 @@ def test_bytes_are_exact_over_hundreds_of_wraps(monkeypatch):
     assert base[0] < WRAP
     for _ in range(2000):
         before = list(link.bytes)
-        link.pass_(int(link.counter.period_ns * source.uniform(0.9, 1.5)))
+        link.pass_(int(link.counter.period_ns * source.uniform(0.9, 1.25)))
         counts = link.read()
         assert None not in counts
     assert before[0] - begun[0] > 300 * WRAP
@@ -141,10 +141,10 @@ def test_any_rises_add_up(first, rises):
 
 @pytest.mark.parametrize(
     ("generation", "lanes", "milliseconds"),
-    [(5, 16, 33.5), (4, 16, 67), (3, 16, 134), (6, 16, 20), (1, 1, 1000), (None, None, 20)],
+    [(5, 16, 50.3), (4, 16, 101), (3, 16, 201), (6, 16, 25), (1, 1, 1000), (None, None, 25)],
 )
 def test_fast_links_are_read_more_often(generation, lanes, milliseconds):
-    """Twice in the time a counter takes to come round, within reason; the unknown may be fast."""
+    """Before a counter can come round, within reason; the unknown may be fast."""
     counter = PcieBytes()
     counter.rate = link_bytes_per_second(generation, lanes)
     assert counter.period_ns / 1e6 == pytest.approx(milliseconds, rel=0.01)
