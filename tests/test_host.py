@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from node import Node
+from node import Node, quiet
 from running import wait_for
 
 from gpuwatch import storage
@@ -307,7 +307,8 @@ def test_a_daemon_serves_the_host(tmp_path):
     tree = Tree(tmp_path / "host")
     shutil.copytree(CASE / "proc/pressure", tree.procfs / "pressure")
     node = Node(tmp_path)
-    with node.running("--path.procfs", str(tree.procfs)) as running:
+    config = quiet("nvml_state", "host")
+    with node.running("--path.procfs", str(tree.procfs), config=config) as running:
         name = "gpuwatch_host_pressure_seconds_total"
         wait_for(lambda: running.value(name, 'resource="memory"', 'kind="some"') == 0.012345)
         assert running.value(name, 'resource="io"', 'kind="some"') is None
