@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from node import QUIET, Node, address_of
+from node import QUIET, Node, address_of, quiet
 from running import Running, wait_for
 from test_release import command
 
@@ -263,3 +263,18 @@ def test_library_and_driver_of_different_versions(tmp_path: Path) -> None:
         wait_for(lambda: running.value("gpuwatch_gpus_visible") == 2)
         wait_for(lambda: running.alert("driver_mismatch") is None)
         assert running.value("gpuwatch_child_restarts_total", 'duty="state"') == 0
+
+
+def test_links_of_a_running_node_are_learned(tmp_path: Path) -> None:
+    """What the counters say of links and PCIe is in the inventory, and is served as expected."""
+    config = quiet("nvml_state", "nvml_counters")
+    with Running(tmp_path, "--source", "simulated", config=config) as running:
+        links = ("gpuwatch_gpu_nvlink_links_expected", 'gpu="0"')
+        wait_for(lambda: running.value(*links) == 18)
+        slot = slots(running)["0000:1b:00.0"]
+        assert slot["nvlink_links"] == 18
+        assert slot["state"] == "present"
+        wait_for(lambda: slots(running)["0000:1b:00.0"]["pcie_width"] == 16)
+        shown = command(running, "inventory", "show").stdout.splitlines()
+        assert len(shown) == 1 + 8 + 1
+        assert shown[1].endswith("18       5 x16")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import LIBRARY, build
-from node import QUIET, Manager, Node
+from node import QUIET, Manager, Node, quiet
 from running import Running, descendants, wait_for
 from test_failures import gone, killed_later, restarts, state_of  # noqa: F401 - a fixture
 
@@ -22,6 +22,7 @@ from gpuwatch.store import LeaseRow, Store
 
 UP = ("gpuwatch_gpu_up", 'gpu="0"')
 RELEASED = ("gpuwatch_released", 'what="gpus"')
+BOTH = quiet("nvml_state", "nvml_counters", "gpm")  # all samplers that hold GPUs
 SAMPLERS = ("gpuwatch.sampler state", "gpuwatch.sampler counters")
 
 
@@ -58,7 +59,7 @@ def test_a_driver_of_another_version_is_put_in_place(tmp_path: Path) -> None:
     library = node.library / LIBRARY
     manager = Manager(tmp_path)
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1000000"}
-    with manager, node.running(**environment) as running:
+    with manager, node.running(config=BOTH, **environment) as running:
         wait_for(lambda: running.value(*UP) == 1)
         assert running.value(*RELEASED) == 0
         assert list(users(library))
@@ -99,26 +100,20 @@ def test_what_is_released_is_not_judged(tmp_path: Path) -> None:
     """An alert that was pending is dropped, none comes up, and a lost GPU is lost anew after."""
     node = Node(tmp_path, 2)
     quick = "[rules.source_failing]\nfor_seconds = 2\n[rules.gpu_missing]\nfor_seconds = 2\n"
-    with node.running(config=QUIET + quick) as running:
+    with node.running(config=BOTH + quick) as running:
         wait_for(lambda: running.value(*UP) == 1)
         node.now("any", "GPU_IS_LOST", dev=1)
         wait_for(lambda: running.alert("gpu_lost", "1"))
         request(running.runtime / "control.sock", release(60), 20)
-        wait_for(lambda: not about_gpus(running))
+        wait_for(lambda: not running.status()["alerts"])
         closed = running.status()["ticks_closed"]
         wait_for(lambda: running.status()["ticks_closed"] >= closed + 16)
-        assert not about_gpus(running)
+        assert not running.status()["alerts"]
         request(running.runtime / "control.sock", {"command": "resume", "what": "gpus"}, 20)
         resumed = read_clocks().monotonic_ns
         alert = wait_for(lambda: running.alert("gpu_lost", "1"))
         assert alert["since_ns"] > resumed - SECOND_NS
         wait_for(lambda: running.value(*UP) == 1)
-
-
-def about_gpus(running: Running) -> list[dict[str, object]]:
-    """Return the alerts that released GPUs must not raise."""
-    others = {"rdma", "netdev", "ethtool", "host", "kmsg"}
-    return [alert for alert in running.status()["alerts"] if alert["entity"][1] not in others]
 
 
 def release(seconds: float) -> dict[str, object]:
@@ -128,7 +123,7 @@ def release(seconds: float) -> dict[str, object]:
 def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
     """GPUs that nobody takes back are watched again when the time is over."""
     node = Node(tmp_path, 1)
-    with node.running() as running:
+    with node.running(config=BOTH) as running:
         wait_for(lambda: running.value(*UP) == 1)
         request(running.runtime / "control.sock", release(2), 20)
         wait_for(lambda: running.value(*RELEASED) == 1)
@@ -140,7 +135,7 @@ def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
 def test_a_lease_survives_daemon_and_supervisor(tmp_path: Path) -> None:
     """Whoever is started anew while GPUs are released leaves them alone from the start."""
     node = Node(tmp_path, 1)
-    with node.running() as running:
+    with node.running(config=BOTH) as running:
         wait_for(lambda: running.value(*UP) == 1)
         request(running.runtime / "control.sock", release(600), 20)
         generation = state_of(running)["generation"]
@@ -153,7 +148,7 @@ def test_a_lease_survives_daemon_and_supervisor(tmp_path: Path) -> None:
         assert state_of(running)["generation"] == generation
         running.process.kill()
         running.process.wait()
-    with node.running() as running:
+    with node.running(config=BOTH) as running:
         wait_for(lambda: running.value(*RELEASED) == 1)
         wait_for(lambda: "state" in phases(running))
         state = state_of(running)
@@ -167,11 +162,10 @@ def test_a_lease_survives_daemon_and_supervisor(tmp_path: Path) -> None:
 def test_a_collector_switched_on_leaves_released_gpus_alone(tmp_path: Path) -> None:
     """A reload that adds a sampler does not touch what was released before."""
     node = Node(tmp_path, 1)
-    off = QUIET + "[collectors]\ngpm = false\nmig = false\n"
-    with node.running(config=off) as running:
+    with node.running(config=QUIET) as running:
         wait_for(lambda: running.value(*UP) == 1)
         request(running.runtime / "control.sock", release(600), 20)
-        running.config.write_text(QUIET)
+        running.config.write_text(BOTH)
         running.process.send_signal(signal.SIGHUP)
         wait_for(lambda: "config reloaded" in running.log())
         wait_for(lambda: running.is_ready() and "counters" in phases(running))
@@ -186,7 +180,7 @@ def phases(running: Running) -> dict[str, str]:
 def test_a_stuck_process_is_named(tmp_path: Path, killed_later: list[int]) -> None:  # noqa: F811
     """A child inside a driver call cannot let go: the answer says so; the lease holds anyhow."""
     node = Node(tmp_path, 2)
-    with node.running() as running:
+    with node.running(config=BOTH) as running:
         wait_for(lambda: running.value(*UP) == 1)
         node.now("any", dev=1, takes_ms=-1)
         wait_for(lambda: running.value("gpuwatch_child_stuck", 'duty="state"') == 1)
