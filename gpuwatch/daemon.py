@@ -17,9 +17,9 @@ from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Server
 from gpuwatch.errors import INTERNAL
 from gpuwatch.exposition import Exposition
-from gpuwatch.facts import gather, seen_slots
+from gpuwatch.facts import gather, seen_rates, seen_slots
 from gpuwatch.feed import Feed, entities_of
-from gpuwatch.inventory import Inventory, given_gpus
+from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.requests import answer
@@ -29,7 +29,7 @@ from gpuwatch.signals import HOST, Event
 from gpuwatch.snapshot import ChildState
 from gpuwatch.status import describe, snapshot
 from gpuwatch.store import Store
-from gpuwatch.topology import pci_gpus
+from gpuwatch.topology import given_gpus, pci_gpus
 from gpuwatch.totals import Totals
 from gpuwatch.verdict import VerdictFile
 from gpuwatch.web import Body, WebServer
@@ -68,7 +68,8 @@ class Daemon:
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
         self.leases = Leases(self.store, boot_id)
         self.made_up = self.config["source"]["kind"] != "nvml"
-        self.inventory = Inventory(self.store, 0 if self.made_up else given_gpus())
+        given = 0 if self.made_up else given_gpus(Path(paths["sysfs"]))
+        self.inventory = Inventory(self.store, given)
         self._severities = {rule.name: rule.severity for rule in RULES}
         for alert in self.engine.alerts():
             if alert.state == "firing":
@@ -213,7 +214,7 @@ class Daemon:
             )
 
     def _look_at_gpus(self) -> None:
-        """Compare the GPUs that are here with those that belong here."""
+        """Compare the GPUs, and the links, that are here with those that belong here."""
         seen = seen_slots(self)
         if self.made_up:
             told = entities_of(self.feed.manifests.values())
@@ -226,6 +227,7 @@ class Daemon:
             self.store.gpu_numbers(self.addresses)  # in order, before anybody speaks of one alone
         for event in self.inventory.look(seen):
             self.note(event)
+        self.inventory.look_at_ports(seen_rates(self))
         configured = self.config["gpus"]["expected"]
         self.gpus_expected = (
             self.inventory.expected(configured, self.gpus_pci or 0) or self.gpus_pci

@@ -18,14 +18,15 @@ NO_GPU = "no NVIDIA GPU on this host"
 
 def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     """Return values by entity and name; what is not known is left out."""
+    facts = accepted_rates(daemon)
     if daemon.leases.released["gpus"]:
-        return {}
+        return facts
     host = {
         "gpus_visible": _visible(daemon),
         "gpus_expected": daemon.gpus_expected,
         "driver_mismatch": _mismatch(daemon),
     }
-    facts = {HOST: {name: float(value) for name, value in host.items() if value is not None}}
+    facts[HOST] = {name: float(value) for name, value in host.items() if value is not None}
     for gpu, links in links_expected(daemon).items():
         facts[gpu] = {"gpu_nvlink_links_expected": float(links)}
     return facts
@@ -60,6 +61,26 @@ def seen_slots(daemon: "Daemon") -> dict[Entity, SlotRow]:
     return found
 
 
+def accepted_rates(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
+    """Return the rate that each RDMA port here should have, unless the config says it."""
+    if daemon.config["network"]["expected_gbps"]:
+        return {}
+    rates = daemon.inventory.rates
+    ports = [info.entity for info in daemon.feed.entities if info.entity.kind == "rdma_port"]
+    return {port: {"rdma_accepted_rate": rates[port.id]} for port in ports if port.id in rates}
+
+
+def seen_rates(daemon: "Daemon") -> dict[str, float]:
+    """Return the rate of each RDMA port's link that is up."""
+    ports = [info.entity for info in daemon.feed.entities if info.entity.kind == "rdma_port"]
+    rates = {
+        port.id: _newest(daemon, port, "rdma_rate_bytes_per_second")
+        for port in ports
+        if _newest(daemon, port, "rdma_port_up") == 1
+    }
+    return {port: rate for port, rate in rates.items() if rate is not None}
+
+
 def answers(daemon: "Daemon", gpu: Entity) -> bool | None:
     """Say whether a GPU answered in the newest windows, None if they do not tell."""
     up = _number(daemon, gpu, "gpu_up")
@@ -67,14 +88,19 @@ def answers(daemon: "Daemon", gpu: Entity) -> bool | None:
 
 
 def _number(daemon: "Daemon", entity: Entity, name: str) -> int | None:
+    value = _newest(daemon, entity, name)
+    return None if value is None else int(value)
+
+
+def _newest(daemon: "Daemon", entity: Entity, name: str) -> float | None:
     """Return a column's newest value, or a constant's."""
     for tick in daemon.ticks:
         window = tick.window(entity, name)
         if window is not None and window.covered_ns:
-            return int(window.last)
+            return window.last
         constant = tick.constant(entity, name)
         if constant is not None:
-            return int(constant)
+            return constant
     return None
 
 

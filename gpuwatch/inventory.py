@@ -4,25 +4,11 @@ Learned when a slot is first seen, and kept until a person accepts what is there
 gone, or another one than before, is told instead of forgotten.
 """
 
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.signals import Entity, Event
-from gpuwatch.store import SlotRow, Store
-from gpuwatch.tmpfs import filesystem
-
-
-def given_gpus(devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs a container was given, by its device nodes; 0 outside of one.
-
-    A host's /dev is the kernel's devtmpfs. A container has nodes of its own GPUs alone in a tmpfs,
-    while its sysfs shows the whole bus, or none of it.
-    """
-    if filesystem(devices) == "devtmpfs":
-        return 0
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+from gpuwatch.store import PortRow, SlotRow, Store
 
 
 class Inventory:
@@ -59,6 +45,22 @@ class Inventory:
         if slots != self.slots:
             self._store.save_inventory(slots.values())
         return events
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rate that each RDMA port's link should have, bytes per second, by the port's id."""
+        return {row.port: row.rate for row in self._store.ports}
+
+    def look_at_ports(self, rates: Mapping[str, float]) -> None:
+        """Learn ports that are new, and links that are faster than before."""
+        known = self.rates
+        best = known | {port: max(rate, known.get(port, 0.0)) for port, rate in rates.items()}
+        if best != known:
+            self._store.save_ports(PortRow(*row) for row in best.items())
+
+    def accept_ports(self, rates: Mapping[str, float]) -> None:
+        """Take the links that are up now for what belongs here."""
+        self._store.save_ports(PortRow(*row) for row in rates.items())
 
     def expected(self, configured: int, on_bus: int) -> int:
         """Return how many GPUs there should be: as configured, as given, else all ever seen."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message
-from gpuwatch.facts import answers, seen_slots
+from gpuwatch.facts import answers, seen_rates, seen_slots
 from gpuwatch.feed import entities_of
 from gpuwatch.lease import HOLDERS
 from gpuwatch.signals import HOST, Event
@@ -179,6 +179,7 @@ def _accept(daemon: "Daemon", connection: Connection) -> None:
         return
     present = _present(daemon)
     gone = daemon.inventory.accept(present, seen.values())
+    daemon.inventory.accept_ports(seen_rates(daemon))
     acknowledged = sum(map(daemon.engine.acknowledge, up))
     text = f"{len(present)} GPUs, gone: {', '.join(gone) or 'none'}"
     daemon.note(Event(monotonic_ns(), HOST, "inventory_accepted", text))

@@ -24,6 +24,7 @@ DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 ALERT_TYPES = (str, str, str, str, int, str, (float, NoneType), int, str)
 SLOT_TYPES = (str, str, str, str, *[(int, NoneType)] * 3)
 LEASE_TYPES = (str, str, int)
+PORT_TYPES = (str, float)
 BROKEN_KEPT = 5  # more broken files than these would fill the disk of a restarting daemon
 
 SCHEMA = f"""
@@ -61,6 +62,7 @@ CREATE TABLE IF NOT EXISTS leases (
     boot_id TEXT NOT NULL,
     until_boottime_ns INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS rdma_ports (port TEXT PRIMARY KEY, rate REAL NOT NULL);
 """
 
 
@@ -84,6 +86,13 @@ class LeaseRow(NamedTuple):
     until_boottime_ns: int
 
 
+class PortRow(NamedTuple):
+    """The rate that the link of an RDMA port belongs to have, in bytes per second."""
+
+    port: str
+    rate: float
+
+
 class _Broken(Exception):
     """The file is not one of ours, or not one that can be read."""
 
@@ -91,8 +100,8 @@ class _Broken(Exception):
 class Store:
     """What is known of GPUs, alerts and leases, in the file `path` or (None) in memory alone.
 
-    `inventory` and `leases` are read only: what is saved takes their place. `fault` is "" or one
-    line: why what is here is not in the file, or what was lost with it.
+    `inventory`, `leases` and `ports` are read only: what is saved takes their place. `fault` is ""
+    or one line: why what is here is not in the file, or what was lost with it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -102,6 +111,7 @@ class Store:
         self._alerts: dict[tuple[str, str, str], AlertRow] = {}
         self.inventory: tuple[SlotRow, ...] = ()
         self.leases: tuple[LeaseRow, ...] = ()
+        self.ports: tuple[PortRow, ...] = ()
         self._adopted = False  # once the file's content is here, the file has nothing else
         self._lost = ""
         self._fault = ""
@@ -155,6 +165,11 @@ class Store:
         self.leases = tuple(rows)
         self._attempt(())
 
+    def save_ports(self, rows: Iterable[PortRow]) -> None:
+        """Keep these ports, and no others."""
+        self.ports = tuple(rows)
+        self._attempt(())
+
     def save_alerts(self, rows: Sequence[AlertRow]) -> None:
         """Keep these rows in place of earlier ones of the same rule and entity."""
         self._attempt(rows)
@@ -193,6 +208,7 @@ class Store:
                 ("alerts", list(self._alerts.values())),
                 ("inventory", self.inventory),
                 ("leases", self.leases),
+                ("rdma_ports", self.ports),
             ):
                 file.execute(f"DELETE FROM {table}")  # noqa: S608 - names of our own
                 if rows:
@@ -259,11 +275,12 @@ class Store:
         numbers = _rows(file, "gpu_numbers", ("pci_bus_id", "number"), (str, int))
         alerts = _rows(file, "alerts", AlertRow._fields, ALERT_TYPES)
         later = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
-        slots, leases = (
+        slots, leases, ports = (
             _rows(file, name, kind._fields, types) if name in later else []
             for name, kind, types in (
                 ("inventory", SlotRow, SLOT_TYPES),
                 ("leases", LeaseRow, LEASE_TYPES),
+                ("rdma_ports", PortRow, PORT_TYPES),
             )
         )
         if self._adopted:
@@ -278,6 +295,8 @@ class Store:
         self.inventory += tuple(SlotRow(*row) for row in slots if row[0] not in here)
         held = {lease.what for lease in self.leases}
         self.leases += tuple(LeaseRow(*row) for row in leases if row[0] not in held)
+        linked = {port.port for port in self.ports}
+        self.ports += tuple(PortRow(*row) for row in ports if row[0] not in linked)
 
 
 def _rows(

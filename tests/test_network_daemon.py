@@ -1,13 +1,20 @@
 """The network duty in a real daemon: on trees that stand for /sys, and on the simulated node."""
 
+import contextlib
 import json
+import sqlite3
 
 import pytest
 from rdma_tree import Tree
 from running import Running, wait_for
 
+from gpuwatch.sources import SOURCES
+
 ONLY_NETWORK = [
-    f"--no-collector.{name}" for name in ("nvml_state", "gpm", "mig", "host", "kmsg", "ethtool")
+    f"--no-collector.{source.name}"
+    for duty, sources in SOURCES.items()
+    for source in sources
+    if duty != "network"
 ]
 QUICK = """
 [network]
@@ -30,6 +37,12 @@ def tree(tmp_path):
 def running(tmp_path, tree, *arguments):
     flags = ("--path.sysfs", str(tree.root), *ONLY_NETWORK, *arguments)
     return Running(tmp_path, *flags, config=QUICK)
+
+
+def stored(daemon):
+    """Return the ports of the inventory as the state file has them."""
+    with contextlib.closing(sqlite3.connect(daemon.state / "gpuwatch.sqlite")) as file:
+        return file.execute("SELECT port, rate FROM rdma_ports").fetchall()
 
 
 def restarts(daemon):
@@ -109,6 +122,19 @@ def test_a_device_that_goes_and_another_that_comes(tree, tmp_path):
             lambda: daemon.value("gpuwatch_alert_firing", 'device="mlx5_1"', '"rdma_port_down"')
         )
         assert restarts(daemon) == 0
+
+
+def test_a_link_that_is_slower_after_a_restart_is_noticed(tree, tmp_path):
+    """The inventory remembers what the link had, until somebody accepts what it has."""
+    tree.mlx5(0, board="")
+    rate = ("gpuwatch_rdma_rate_bytes_per_second", 'device="mlx5_0"')
+    with running(tmp_path, tree) as daemon:
+        wait_for(lambda: daemon.value(*rate) == 50e9)
+        wait_for(lambda: stored(daemon) == [("mlx5_0/1", 50e9)])
+    tree.show("mlx5_0", rate="200 Gb/sec (2X NDR)")
+    with running(tmp_path, tree) as daemon:
+        alert = wait_for(lambda: daemon.alert("rdma_degraded", "mlx5_0/1"))
+        assert (alert["state"], alert["value"]) == ("pending", 0.5)
 
 
 @pytest.mark.parametrize(

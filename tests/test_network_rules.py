@@ -184,7 +184,13 @@ def test_a_slower_link():
     assert judge.feed(1, gauges=slow).firing == {"rdma_degraded"}
     assert judge.value("rdma_degraded") == pytest.approx(0.5)
     assert Judge().feed(90, gauges=slow | OFF).firing == set()
-    assert Judge().feed(90, gauges={"rdma_expected_rate_bytes_per_second": None}).firing == set()
+    unknown = {"rdma_expected_rate_bytes_per_second": None}
+    assert Judge().feed(90, gauges=unknown).firing == set()
+    # Slower than the rate that belongs here by the inventory, whatever its source expects.
+    more = {"rdma_accepted_rate": 100e9}
+    assert Judge().feed(90, gauges=more).firing == {"rdma_degraded"}
+    assert Judge().feed(90, gauges=unknown | slow | more).firing == {"rdma_degraded"}
+    assert Judge().feed(90, gauges={"rdma_accepted_rate": 50e9}).firing == set()
 
 
 BUSY = {PACKETS: 1_000_000}

@@ -60,12 +60,16 @@ def flaps(view: View) -> float | None:
 
 
 def rate_share(view: View) -> float | None:
-    """Return the rate of a link that is up as a share of what it should be."""
-    expected = view.highest("rdma_expected_rate_bytes_per_second")
+    """Return the rate of a link that is up as a share of what it should be.
+
+    That is what its source expects, or more if the inventory of this node has more.
+    """
+    names = ("rdma_expected_rate_bytes_per_second", "rdma_accepted_rate")
+    expected = [value for name in names if (value := view.highest(name))]
     rate = view.highest("rdma_rate_bytes_per_second")
     if view.highest("rdma_port_up") == 0:
         return 1.0
-    return None if rate is None or not expected else rate / expected
+    return None if rate is None or not expected else rate / max(expected)
 
 
 def settled(view: View, ending: bool, *names: str) -> Rises | None:
