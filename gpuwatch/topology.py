@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuwatch.tmpfs import filesystem
+
+SYSFS = Path("/sys")
 NVIDIA = "0x10de"
 DISPLAY_CLASS = "0x03"
 # What the kernel writes as max_link_speed, in GT/s.
@@ -21,6 +24,18 @@ def pci_gpus(sysfs: Path) -> list[str]:
         if _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(DISPLAY_CLASS):
             found.append(device.name)
     return in_bus_order(found)
+
+
+def given_gpus(sysfs: Path, devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs a container was given, by its device nodes; 0 outside of one.
+
+    A host's /dev is the kernel's devtmpfs. A container has nodes of its own GPUs alone in a tmpfs,
+    while its /sys shows the whole bus of the host, or none of it. Of another tree than /sys the
+    nodes tell nothing.
+    """
+    if sysfs != SYSFS or filesystem(devices) == "devtmpfs":
+        return 0
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
 
 
 def in_bus_order(addresses: Iterable[str]) -> list[str]:

@@ -5,15 +5,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fake_nvml import Script
+from fake_nvml.child import play
 from node import QUIET, Node, address_of, quiet
 from running import Running, wait_for
 from test_release import command
 
-from gpuwatch import inventory as module
+from gpuwatch import topology
 from gpuwatch.control import request
-from gpuwatch.inventory import Inventory, given_gpus
+from gpuwatch.inventory import Inventory
 from gpuwatch.signals import Entity
 from gpuwatch.store import SlotRow, Store
+from gpuwatch.topology import SYSFS, given_gpus
 
 FIRST = SlotRow("0000:1b:00.0", "GPU-0", "165", "NVIDIA H200", 16, 16, 5)
 GPU = Entity("gpu", "0")
@@ -97,8 +100,9 @@ def test_a_container_counts_its_device_nodes(
         "null",
     ):
         (tmp_path / name).touch()
-    monkeypatch.setattr(module, "filesystem", lambda _path: kind)
-    assert given_gpus(tmp_path) == given
+    monkeypatch.setattr(topology, "filesystem", lambda _path: kind)
+    assert given_gpus(SYSFS, tmp_path) == given
+    assert given_gpus(tmp_path / "sysfs", tmp_path) == 0
 
 
 def slots(running: Running) -> dict[str, dict[str, object]]:
@@ -278,3 +282,23 @@ def test_links_of_a_running_node_are_learned(tmp_path: Path) -> None:
         shown = command(running, "inventory", "show").stdout.splitlines()
         assert len(shown) == 1 + 8 + 1
         assert shown[1].endswith("18       5 x16")
+
+
+IN_A_CONTAINER = """
+from gpuwatch import roster
+from gpuwatch.pulse import Pulse
+from gpuwatch.source import Context, Findings
+roster.pci_gpus = lambda sysfs: [f"0000:{bus:02x}:00.0" for bus in (0x1b, 0x43, 0x52, 0x61)]
+for given in (0, 2):
+    roster.given_gpus = lambda sysfs: given
+    gpus = roster.Roster(Findings(), tells=True)
+    gpus.open(Context({}, Pulse.create(1)))
+    say([gpu.bus_id for gpu in gpus.gpus if gpu.handle], len(gpus.gpus))
+"""
+
+
+def test_a_container_watches_the_gpus_it_was_given(tmp_path: Path) -> None:
+    """Those that only its host has are on the bus it sees, and are not its own that are lost."""
+    script = Script(4).step(0, "devices", val=[1, 3])
+    ours = ["0000:43:00.0", "0000:61:00.0"]
+    assert play(tmp_path, script, IN_A_CONTAINER) == [[ours, 4], [ours, 2]]

@@ -223,6 +223,17 @@ def test_only_samplers_that_exist_and_times_that_make_sense(tmp_path: Path) -> N
         wait_for(lambda: running.value(*UP) == 1)
 
 
+def test_a_lease_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
+    """Without a place for its state gpuwatch releases GPUs all the same, but not over a restart."""
+    (tmp_path / "state").touch()
+    with Running(tmp_path, "--source", "simulated", config=QUIET) as running:
+        wait_for(lambda: running.value(*UP) == 1)
+        answer = command(running, "release", "gpus")
+        assert answer.returncode == 0
+        assert answer.stderr.startswith("a restart of gpuwatch would end this: ")
+        assert str(tmp_path / "state") in answer.stderr
+
+
 def test_leases_of_another_boot_or_in_the_past_are_over() -> None:
     """Only what was released in this boot, and until later, is still released."""
     store = Store(None)
