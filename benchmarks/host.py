@@ -1,129 +1,66 @@
-"""The daemon under measurement on this host's real GPUs, and what is asked of it."""
+"""What it costs to read the host and its kernel log.
 
-import contextlib
-import http.client
-import signal
-import subprocess
-import sys
+    python benchmarks/host.py
+
+prints the CPU time of each group's read here and of 100 000 lines of the kernel log, ordinary ones
+and a storm of Xid errors, each the median of several rounds.
+"""
+
+import statistics
 import time
-from pathlib import Path
 
-import numpy as np
+from gpuwatch import kernel_log, xid
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.kernel_log import KernelLog
+from gpuwatch.pulse import Pulse
+from gpuwatch.source import Context
+from gpuwatch.sources.host import Host
+from gpuwatch.sources.kmsg import Kmsg
 
-from gpuwatch.codec import RowsBlock
-from gpuwatch.control import request
-from gpuwatch.recording import RecordingReader
-
-HERE = Path(__file__).parent
-PORT = 19973
-# Wide enough that the cost is measured at the planned rates, whatever it is.
-CONFIG = "[state]\nbudget_ratio = 0.2\n[counters]\nbudget_ratio = 0.5\n"
-
-
-def scrape() -> dict[str, float]:
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=10)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in lines}
+ROUNDS = 7
+READS = 50
+LINES = 100_000
+ORDINARY = (
+    "6,{0},{0},-;usb 1-1: new high-speed USB device number 2 using xhci_hcd",
+    '5,{0},{0},-;audit: type=1400 audit(1.2:3): apparmor="DENIED" operation="open" profile="x"',
+    "30,{0},{0},-;systemd[1]: Started user@0.service - User Manager for UID 0.",
+    "6,{0},{0},-,caller=T1;IPv6: ADDRCONF(NETDEV_CHANGE): veth0: link becomes ready",
+)
+STORM = ("3,{0},{0},-;NVRM: Xid (PCI:0000:dc:00): 45, Ch 00000001 caused by previous Xid 149",)
 
 
-def total(series: dict[str, float], name: str, *parts: str) -> float:
-    return sum(
-        value
-        for key, value in series.items()
-        if key.startswith(name) and all(part in key for part in parts)
-    )
+def main() -> None:
+    """Measure and print."""
+    paths = {"kmsg": "/dev/kmsg", "runtime": "/nonexistent"}
+    settings = {"config": {"paths": paths, "host": {"xid_catalogue": ""}}}
+    for source in (Host(), Kmsg()):
+        for group in source.open(Context(settings, Pulse.create(1))).groups:
+            group.read()
+            cost = statistics.median(spent(group.read, READS) for _ in range(ROUNDS)) / READS
+            share = cost * SECOND_NS / group.period_ns
+            print(f"{source.name} {group.name}: {cost * 1e6:.0f} us, {share:.3%} of a core")
+    for name, forms in (("ordinary lines", ORDINARY), ("a storm of Xid errors", STORM)):
+        lines = [forms[n % len(forms)].format(n).encode() for n in range(LINES)]
+        cost = statistics.median(spent(lambda lines=lines: look(lines), 1) for _ in range(ROUNDS))
+        print(f"{LINES} {name}: {cost:.2f} s, {cost / LINES * 1e6:.1f} us each")
 
 
-class Host:
-    """The daemon under test."""
-
-    def __init__(self, output: Path) -> None:
-        self.output = output
-        self.runtime = Path("/dev/shm/gpuwatch-benchmark")
-        self.control = self.runtime / "control.sock"
-        self.log = (output / "daemon.log").open("w")
-        config = output / "config.toml"
-        config.write_text(CONFIG)
-        start = time.monotonic()
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "gpuwatch", "run", "--config", str(config)),
-                *("--path.runtime", str(self.runtime), "--path.state", str(output / "state")),
-                *("--web.listen-address", f"127.0.0.1:{PORT}"),
-            ],
-            stderr=self.log,
-        )
-        while True:
-            with contextlib.suppress(OSError):
-                if any(key.startswith("gpuwatch_gpu_clock_hertz{") for key in scrape()):
-                    break
-            if time.monotonic() - start > 30 or self.process.poll() is not None:
-                self.process.terminate()
-                self.process.wait(30)
-                raise SystemExit((output / "daemon.log").read_text())
-            time.sleep(0.02)
-        print(f"first scrape with clocks after {time.monotonic() - start:.2f} s")
-
-    def record(self, seconds: float) -> RecordingReader:
-        message = {"command": "record", "last_seconds": seconds}
-        answer = request(self.control, message, 120)
-        print(f"recording of {seconds:g} s: {answer['rows']} rows, {answer['bytes']} bytes")
-        return RecordingReader(Path(answer["path"]))
-
-    def stop(self) -> None:
-        start = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(40)
-        print(f"SIGTERM: exit status {status} after {time.monotonic() - start:.2f} s")
+def spent(work, times: int) -> float:
+    """Return the CPU seconds that so many calls take."""
+    begin = time.process_time()
+    for _ in range(times):
+        work()
+    return time.process_time() - begin
 
 
-def load(seconds: float, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(HERE / "load.py"), "--seconds", str(seconds), *arguments]
-    return subprocess.Popen(command)
+def look(lines: list[bytes]) -> None:
+    """Read lines as the source does."""
+    log = KernelLog(xid.catalogue())
+    for line in lines:
+        record = kernel_log.parse(line)
+        if record is not None:
+            log.look(record)
 
 
-def columns(reader: RecordingReader) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
-    """Return (gpu, column) -> (times, values) of a recording, and each ring's lateness."""
-    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    for block in reader:
-        if not isinstance(block, RowsBlock):
-            continue
-        schema = reader.head.rings[block.ring]
-        times = block.rows["time_ns"]
-        found.setdefault(("late", schema.name), []).append((times, block.rows["late"]))
-        for index, column in enumerate(schema.columns):
-            cells = "integers" if index < schema.integers else "gauges"
-            place = index if index < schema.integers else index - schema.integers
-            key = (column.entity.id, column.name)
-            found.setdefault(key, []).append((times, block.rows[cells][:, place]))
-    return {
-        key: tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-        for key, parts in found.items()
-    }
-
-
-def scrapes(count: int) -> None:
-    times = []
-    for _ in range(count):
-        start = time.monotonic()
-        series = scrape()
-        times.append((time.monotonic() - start) * 1e3)
-        time.sleep(0.02)
-    times.sort()
-    print(
-        f"{count} scrapes of {len(series)} series: p50 {times[count // 2]:.1f} ms"
-        f" p99 {times[int(count * 0.99)]:.1f} ms"
-    )
-    pss = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (path / "cmdline").read_bytes().split(b"\0")
-            if any(part.startswith(b"gpuwatch") for part in command):
-                rollup = (path / "smaps_rollup").read_text()
-                line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
-                pss[b" ".join(command[2:4]).decode()] = int(line.split()[1]) / 1024
-    text = ", ".join(f"{name} {size:.0f}" for name, size in sorted(pss.items()))
-    print(f"PSS {sum(pss.values()):.0f} MiB: {text}")
+if __name__ == "__main__":
+    main()

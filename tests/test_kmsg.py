@@ -316,6 +316,13 @@ def test_a_log_that_cannot_be_read_says_why_and_what_to_do(log, monkeypatch, var
     assert ("CAP_SYSLOG" in text) == (name == "EPERM")
 
 
+def test_a_directory_is_no_log(log):
+    """It can be opened, and never be read."""
+    log.path = log.directory
+    with pytest.raises(SourceUnavailable, match="Is a directory"):
+        log.open()
+
+
 def test_a_real_log_is_not_fooled(log):
     """What a program writes to /dev/kmsg is marked as such by the kernel, and is no Xid."""
     device = Path("/dev/kmsg")

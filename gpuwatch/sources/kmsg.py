@@ -66,14 +66,18 @@ class Kmsg:
         path = Path(config["paths"]["kmsg"])
         try:
             self._log = KernelLog(xid.catalogue(config["host"]["xid_catalogue"]))
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except ConfigError as fault:
             raise SourceUnavailable(str(fault)) from fault
         except OSError as fault:
             advice = ADVICE.get(fault.errno or 0, "no Xid is seen without it")
             raise SourceUnavailable(f"{path}: {fault.strerror}: {advice}") from fault
-        boot_id = context.procfs / "sys/kernel/random/boot_id"
-        self._boot_id = boot_id.read_text().strip() if boot_id.exists() else "unknown"
+        self._boot_id = "unknown"
+        with contextlib.suppress(OSError):
+            boot_id = context.procfs / "sys/kernel/random/boot_id"
+            self._boot_id = boot_id.read_text().strip()
         if "ring_directory" in context.settings:  # else the source is only being tried
             self._position = Path(config["paths"]["runtime"]) / "kmsg.position"
             self._resume(self._position)
@@ -174,7 +178,7 @@ class Kmsg:
     def _tell_gap(self, sequence: int, now_ns: int) -> None:
         """Tell of records that were overwritten before this one could be read."""
         lost = sequence - self._sequence - 1
-        if self._gap and lost > 0:
+        if self._gap and lost > 0 and self._sequence >= 0:
             self._counts[OVERRUN] += 1
             self.findings.events.append(Event(now_ns, HOST, OVERRUN, f"{lost} records are lost"))
         self._gap = False
