@@ -61,11 +61,16 @@ def ports_of(sysfs: Path, device: str, settings: Mapping[str, Any]) -> list[Rdma
     if virtual and not settings["virtual_functions"]:
         return []
     numbers = sorted(int(port.name) for port in path.glob("ports/*") if port.name.isdecimal())
-    return [_port(sysfs, path, number) for number in numbers if _wanted(device, number, settings)]
+    return [
+        _port(sysfs, path, number)
+        for number in numbers
+        if wanted(device, settings, f"{device}/{number}")
+    ]
 
 
-def _wanted(device: str, number: int, settings: Mapping[str, Any]) -> bool:
-    names = (device, f"{device}/{number}")
+def wanted(device: str, settings: Mapping[str, Any], port: str = "") -> bool:
+    """Say whether the config asks for a device, or for one of its ports."""
+    names = (device, port) if port else (device,)
 
     def named(patterns: Sequence[str]) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in patterns for name in names)

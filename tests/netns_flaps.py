@@ -10,11 +10,15 @@ from pathlib import Path
 from pyroute2 import IPRoute
 from reading import Reading
 
+from gpuwatch.network_signals import NicCounter
+from gpuwatch.signals import Kind, Signal
+from gpuwatch.sources import ethtool
 from gpuwatch.sources.ethtool import Ethtool
 from gpuwatch.sources.netdev import Netdev
 
 SECOND = 10**9
 SYS = Path("/sys")
+PEER = Signal("nic_peers_total", "Index of the peer.", Kind.COUNTER, "")
 
 
 def flap(route, index, times, between=lambda: None):
@@ -60,21 +64,15 @@ def main():
             netdev.housekeep(4 * SECOND)
             said["back"] = counted(netdev, "rail0")
             said["told"] = [netdev.told("nic_lost"), netdev.told("nic_returned")]
-        source = Ethtool()
-        (own,), (peer,) = (route.link_lookup(ifname=name) for name in ("rail0", "peer0"))
-        said["ethtool"] = ethtool(source, "rail0") == peer
+        # What the driver of a veth counts first is the index of its peer.
+        ethtool.NIC_COUNTERS = (NicCounter(PEER, "", ("peer_ifindex",)),)
+        (peer,) = route.link_lookup(ifname="peer0")
+        with Reading(Ethtool(), SYS, interfaces=["rail0", "lo"]) as source:
+            said["ethtool"] = source.read("rail0") == {PEER.name: peer}
+            said["counting"] = [info.entity.id for info in source.opened.entities]
+            route.link("del", ifname="rail0")
+            said["unplugged"] = source.read("rail0")
     json.dump(said, sys.stdout)
-
-
-def ethtool(source, name):
-    """Return what the driver of a veth says is its peer: its first statistic."""
-    import socket
-
-    source._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    names = source._names(name)
-    numbers = source._numbers(name, len(names))
-    source.close()
-    return dict(zip(names, numbers, strict=True))["peer_ifindex"]
 
 
 main()

@@ -78,6 +78,8 @@ def test_an_interface_that_is_made_anew_counts_on(said):
 def test_the_statistics_of_a_driver_are_read(said):
     """What the kernel answers to ETHTOOL_GSTATS belongs to the names of ETHTOOL_GSTRINGS."""
     assert said["ethtool"] is True
+    assert said["counting"] == ["rail0"]  # a loopback has none
+    assert said["unplugged"] == {"nic_peers_total": None}
 
 
 def test_interfaces_behind_rdma_ports_are_watched(tree):

@@ -158,7 +158,7 @@ fault_after_seconds = 2.0
         (first, *_) = wait_for(lambda: daemon.events(detected[rule]))
         assert first["entity"] == sick
         (fault,) = wait_for(lambda: daemon.events("scenario_fault"))
-        assert 0 <= first["time_ns"] - fault["time_ns"] < 3e9
+        assert 0 <= first["time_ns"] - fault["time_ns"] < 10e9
         alerts = {
             tuple(one["entity"]) for one in daemon.status()["alerts"] if "rdma" in one["rule"]
         }

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpuwatch import pulse as page
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.errors import SourceUnsupported
 from gpuwatch.interfaces import interfaces
@@ -51,6 +52,7 @@ class Ethtool:
         """Find the interfaces that count. Raises SourceUnsupported if there is none."""
         self._sysfs = context.sysfs
         self._settings = context.settings["config"]["network"]
+        self._pulse, self._excluded = context.pulse, context.excluded
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._look()
         if not self._statistics:
@@ -77,6 +79,8 @@ class Ethtool:
     def _look(self) -> None:
         self._statistics = {}
         for name, info in interfaces(self._sysfs, self._settings).items():
+            if name in self._excluded:  # it hung
+                continue
             try:
                 names = self._names(name)
             except OSError as fault:
@@ -89,30 +93,39 @@ class Ethtool:
             ]
             if counters:
                 self._statistics[name] = Statistics(info, counters, len(names))
+        if self._statistics:
+            self._pulse.set_names(list(self._statistics))
 
     def _opened(self) -> Opened:
         groups = [
             Group(
-                f"ethtool.{name}",
+                f"ethtool{place}",
                 tuple(
                     Column(one.info.entity, counter.signal, counter.label)
                     for counter, _ in one.counters
                 ),
                 PERIOD_NS,
-                self._reader(name, one),
+                self._reader(place, name, one),
                 phase_ns=SECOND_NS * place // len(self._statistics),
             )
             for place, (name, one) in enumerate(self._statistics.items())
         ]
         return Opened(tuple(groups), tuple(one.info for one in self._statistics.values()))
 
-    def _reader(self, name: str, statistics: Statistics) -> Callable[[], Sequence[float]]:
+    def _reader(
+        self, place: int, name: str, statistics: Statistics
+    ) -> Callable[[], Sequence[float]]:
+        words = self._pulse.words
+
         def read() -> Sequence[float]:
+            words[page.READING] = place
             try:
                 numbers = self._numbers(name, statistics.numbers)
             except OSError as fault:
                 self.findings.errors[fault.strerror or "EIO"] += 1
                 return [UNKNOWN_INTEGER] * len(statistics.counters)
+            finally:
+                words[page.READING] = page.NOT_READING
             return [
                 sum(numbers[place] for place in places) & INT64 for _, places in statistics.counters
             ]

@@ -4,6 +4,7 @@ The hardware is never changed: no counter is reset or switched on, and queue pai
 not looked at. What a read costs is measured; where it costs too much, it is done less often.
 """
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnsupported
 from gpuwatch.nldev import Link
 from gpuwatch.pace import Pace
-from gpuwatch.rdma_ports import RdmaPort, devices, node_guid, ports_of
+from gpuwatch.rdma_ports import RdmaPort, devices, node_guid, ports_of, wanted
 from gpuwatch.rdma_reader import RdmaReader
 from gpuwatch.signals import HOST, UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Event
 from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
@@ -40,6 +41,7 @@ class Rdma:
         self._faulty_ns: dict[RdmaReader, int] = {}
         self._gone: set[str] = set()
         self._link: Link | None = None
+        self._numbers: dict[str, tuple[int, int]] = {}  # netlink's index and GUID of each device
 
     def open(self, context: Context) -> Opened:
         """Find the ports. Raises SourceUnsupported if the host has none, or none is wanted."""
@@ -101,11 +103,16 @@ class Rdma:
                     readers.append(reader)
             self._pulse.set_names([reader.port.id for reader in self._readers])
         if not (self._sysfs / "class/infiniband" / device / "ports").is_dir():
-            self._lose(device)  # listed still, but it is going
+            if wanted(device, self._settings):
+                self._lose(device)  # listed still, but it is going
             return
         if device in self._gone:
             self._gone.remove(device)
+            self._numbers.pop(device, None)
             self._tell(Entity("rdma_device", device), "rdma_device_returned", "")
+        if readers and self._link is not None and device not in self._numbers:
+            with contextlib.suppress(OSError):
+                self._numbers = self._link.devices()
         for reader in readers:
             self._open_port(reader)
 
@@ -119,12 +126,7 @@ class Rdma:
 
     def _index(self, port: RdmaPort) -> int | None:
         """Return the number that netlink has for the port's device, None if it has none."""
-        if self._link is None:
-            return None
-        try:
-            index, guid = self._link.devices()[port.device]
-        except (OSError, KeyError):
-            return None
+        index, guid = self._numbers.get(port.device, (None, None))
         # In a container, or with another root of /sys, the same name may be another device.
         return index if guid == node_guid(port.labels["node_guid"]) else None
 
@@ -146,7 +148,7 @@ class Rdma:
         ]
         groups = [
             Group(
-                f"port.{reader.port.device}-{reader.port.number}",
+                f"port{place}",
                 reader.columns,
                 self._paces[reader].period_ns,
                 self._port_read(place, reader),
