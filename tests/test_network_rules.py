@@ -1,6 +1,8 @@
 """The rules about RDMA ports: what they fire on, and the noise they must not make."""
 
 import math
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from ticks import Rise, window
@@ -166,14 +168,29 @@ def test_flapping_stays_for_a_day():
     assert judge.firing == set()
 
 
-def test_case_ib_09_flaps_between_polls():
-    """Polls that all say ACTIVE, with a count of 3, 4, 6: three downs in 20 s are flapping."""
-    judge = Judge().feed(10, {DOWNED: 0}).feed(1, {DOWNED: 1}).feed(9).feed(1, {DOWNED: 2}).feed(9)
-    assert judge.firing == {"rdma_port_flapping"}
-    # Another port is down for 5 minutes: that alert, and no flapping; one never up has none.
-    judge = Judge().feed(20).feed(1, {DOWNED: 1}, gauges=DOWN).feed(300, gauges=DOWN)
-    assert judge.firing == {"rdma_port_down"}
-    assert Judge().feed(390, gauges=DOWN).firing == set()
+POLLS = Path(__file__).parent / "data/cases/IB-09/polls.tsv"
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("mlx5_0", {"rdma_port_flapping"}),  # all polls say ACTIVE, the count says 3, 4, 6
+        ("mlx5_1", {"rdma_port_down"}),  # down for five minutes: that, and no flapping
+        ("mlx5_2", set()),  # never up
+    ],
+)
+def test_case_ib_09_flaps_between_polls(device, expected):
+    """A port that goes down and comes back between two polls is known by its count."""
+    rows = [line.split("\t") for line in POLLS.read_text().splitlines()[1:]]
+    polls = [(int(at), state, int(downs)) for at, name, state, downs in rows if name == device]
+    judge = Judge()
+    before = polls[0][2]
+    for (at, state, downs), (until, _, _) in pairwise([*polls, (polls[-1][0] + 10, "", 0)]):
+        gauges = {"rdma_port_up": float(state == "4: ACTIVE")}
+        judge.feed(1, {DOWNED: downs - before}, gauges).feed(until - at - 1, None, gauges)
+        before = downs
+    fired = {name.removesuffix("_firing") for name in judge.events if name.endswith("_firing")}
+    assert fired == expected
 
 
 def test_a_slower_link():
