@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import populated_counters as counters
 import populated_host as host
 import populated_network as network
 
@@ -93,6 +94,7 @@ def infos(count):
                 "vbios": "96.00",
                 "driver": "580.1",
                 "numa": "0",
+                **counters.MODES,
             },
         )
         for gpu in gpus(count)
@@ -108,7 +110,7 @@ def columns(count):
     parts += mig_signals.INSTANCE_MEMORY_SIGNALS
     own = [Column(gpu, *one) for gpu in gpus(count) for one in declared]
     own += [Column(instance(count), signal) for signal in parts]
-    return own + network.columns(count) + host.columns()
+    return own + counters.columns(gpus(count)) + network.columns(count) + host.columns()
 
 
 def constants(count):
@@ -119,10 +121,9 @@ def constants(count):
         for signal, label, value in (
             (signals.CLOCK_LIMIT, "sm", 2e9),
             (signals.CLOCK_LIMIT, "memory", 2.6e9),
-            (signals.POWER_LIMIT, "enforced", 700.0),
             (signals.NVLINKS_EXPECTED, "", 18.0),
         )
-    ]
+    ] + counters.constants(gpus(count))
 
 
 def tick(number, count, covered_ns=TICK_NS):
@@ -146,6 +147,10 @@ def tick(number, count, covered_ns=TICK_NS):
     for column in network.columns(count):
         value, increase = network.values(column)
         found = window(number, value, covered_ns, increase)
+        result.windows.setdefault(column.entity, {})[column.name] = found
+    for column in counters.columns(gpus(count)):
+        value, increase = counters.values(column)
+        found = window(number, value, covered_ns, increase if covered_ns else 0.0)
         result.windows.setdefault(column.entity, {})[column.name] = found
     for column in host.columns():
         value, increase = host.values(column)

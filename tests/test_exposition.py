@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwatch import gpu_signals as signals
 from gpuwatch.exposition import Exposition
+from gpuwatch.families import MODES
 from gpuwatch.page import Line, Page, header
 from gpuwatch.signals import Column, Entity, Kind, Signal, column_name, quote
 from gpuwatch.snapshot import ChildState, Snapshot, SourceState
@@ -372,7 +373,11 @@ def test_a_gpu_that_cannot_tell_its_uuid_keeps_its_series():
     address = {"pci_bus_id": "0000:10:00.0"}
     found = rendered(replace(shot, entities=[EntityInfo(GPU, address)]), exposition)
     assert value(found, "gpuwatch_gpu_up", **IDENTITY) == 1
-    assert value(found, "gpuwatch_gpu_info", **infos(1)[0].labels) == 1
+    labels = infos(1)[0].labels
+    fixed = {label: text for label, text in labels.items() if label not in MODES}
+    assert value(found, "gpuwatch_gpu_info", **fixed) == 1
+    modes = {label: text for label, text in labels.items() if label in MODES}
+    assert value(found, "gpuwatch_gpu_mode_info", **IDENTITY, **modes) == 1
 
 
 def test_a_column_of_two_rings_is_one_series():
