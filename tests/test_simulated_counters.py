@@ -1,79 +1,99 @@
-"""The simulated node's counters: they fit what the job does, and show the fault of a scenario."""
+"""The simulated counters: the groups of the real ones, and a story that fits the other sources."""
 
 import pytest
+from running import Running, only, wait_for
 from simulated_node import SimulatedNode
 
-from gpuwatch.alerts import AlertEngine
-from gpuwatch.rules import RULES
+from gpuwatch.gpu_readings import GROUPS
 from gpuwatch.scenario import SICK
-from gpuwatch.signals import Kind
-from gpuwatch.sources.simulated_counters import ABSENT, SimulatedCounters
-from gpuwatch.window import TICK_NS
+from gpuwatch.sources.simulated_counters import SimulatedCounters
 
-STEP_TICKS = 52  # ten steps of 1.3 s
-LINKS, WIDTH = "gpu_nvlink_links_up", "gpu_pcie_link_width_lanes"
-ENERGY, POWER = "gpu_energy_joules_total", "gpu_power_sample_watts"
-SENT = "gpu_nvlink_transmitted_bytes_total"
+PCIE, NVLINK = "gpu_pcie_received_bytes_total", "gpu_nvlink_received_bytes_total"
 
 
-def counted(ticks, gpu, name):
-    """Return by how much a counter rose."""
-    return sum(tick.window(gpu, name).increase for tick in ticks)
+def node_of(monkeypatch, name="healthy", **options):
+    return SimulatedNode(monkeypatch, name, SimulatedCounters, **options)
 
 
-def test_everything_is_told_of_every_gpu(monkeypatch):
-    """Each column of the real source has a value, but for what these GPUs do not have."""
-    node = SimulatedNode(monkeypatch, source=SimulatedCounters, gpus=2)
-    last = node.ticks(15)[-4]  # power is delivered every half second
-
+def test_every_cell_is_there_and_plausible(monkeypatch):
+    """Each GPU has the columns of a real one, and a value for all but what new GPUs lack."""
+    node = node_of(monkeypatch, gpus=2)
+    last = node.ticks(3.0)[-4]  # power comes twice a second
     columns = [column for group in node.opened.groups for column in group.columns]
-    for column in columns:
-        window = last.window(column.entity, column.name)
-        assert (window.covered_ns > 0) == (column.signal.name not in ABSENT), column.name
-    assert {column.entity for column in columns} == set(node.gpus)
-    assert any(column.signal.kind is Kind.COUNTER for column in columns)
+    cells = {cell for group in GROUPS for call in group.calls() for cell in call.cells}
+    for gpu in node.gpus:
+        ours = [column for column in columns if column.entity == gpu]
+        assert cells < {(column.signal, column.label) for column in ours}
+        for column in ours:
+            known = last.window(gpu, column.name).covered_ns > 0
+            assert known != column.name.startswith("gpu_retired_pages"), column.name
 
 
-def test_counters_fit_what_the_job_does(monkeypatch):
-    """Energy is the integral of power; NVLinks carry most in the fifth of a step that is theirs."""
-    node = SimulatedNode(monkeypatch, source=SimulatedCounters, gpus=2)
-    ticks = node.ticks(30)
-    steps, gpu = ticks[8 : 8 + STEP_TICKS * 1], node.gpus[0]
-
-    watts = sum(tick.window(gpu, POWER).integral for tick in ticks[8:]) / TICK_NS / len(ticks[8:])
-    assert watts == pytest.approx(0.8 * 560 + 0.2 * 380, rel=0.02)
-    joules = counted(ticks[4:], gpu, ENERGY)  # told every 5 s
-    assert joules == pytest.approx(25 * watts, rel=0.05)
-    rate = counted(steps, gpu, SENT) / (len(steps) * TICK_NS * 1e-9)
-    assert rate == pytest.approx(1024 * (0.8 * 2e7 + 0.2 * 2.4e8), rel=0.15)
-    for tick in ticks[8:]:
-        assert tick.window(gpu, 'gpu_ecc_errors_total{type="uncorrected"}').increase == 0
+def test_bytes_and_energy_move_and_nothing_is_missed(monkeypatch):
+    """Counters grow at steady rates, PCIe is read in time, and power comes every 20 ms."""
+    node = node_of(monkeypatch, gpus=2)
+    ticks = node.ticks(20)
+    gpu = node.gpus[0]
+    rises = {name: sum(t.window(gpu, name).increase for t in ticks) for name in (PCIE, NVLINK)}
+    assert 1e10 < rises[PCIE] < 1e11
+    assert 5e11 < rises[NVLINK] < 5e12
+    energy = sum(tick.window(gpu, "gpu_energy_joules_total").increase for tick in ticks)
+    assert 15 * 380 < energy < 20 * 560
+    for tick in ticks[4:-4]:
+        assert tick.window(gpu, PCIE).covered_ns == tick.end_ns - tick.start_ns
+        assert tick.window(gpu, "gpu_power_sample_watts").samples == pytest.approx(12.5, abs=1)
 
 
 @pytest.mark.parametrize(
-    ("scenario", "column", "whole", "less"),
-    [("nvlink-down", LINKS, 18, 17), ("pcie-degraded", WIDTH, 16, 8)],
+    ("scenario", "name", "healthy", "faulty"),
+    [
+        ("nvlink-down", "gpu_nvlink_links_up", 18, 17),
+        ("pcie-degraded", "gpu_pcie_link_width_lanes", 16, 8),
+        ("thermal", "gpu_temperature_margin_celsius", 31, -2),
+    ],
 )
-def test_a_link_that_is_less_than_it_was(monkeypatch, scenario, column, whole, less):
-    """From the fault on one GPU has fewer links or lanes, the others all of theirs."""
-    node = SimulatedNode(monkeypatch, scenario, SimulatedCounters, fault_seconds=15.0)
-    ticks = node.ticks(32)
-    seen = [tick.window(node.gpus[SICK], column).last for tick in ticks[1:]]
-
-    # Links are looked at every ten seconds.
-    assert seen[0] == whole
-    assert seen[15 * 4] == less
-    assert seen[-1] == whole
-    for gpu in set(node.gpus) - {node.gpus[SICK]}:
-        assert {tick.window(gpu, column).last for tick in ticks[1:]} == {whole}
+def test_a_fault_strikes_one_gpu(monkeypatch, scenario, name, healthy, faulty):
+    """It is seen at the next read of the slow groups, of the sick GPU alone, and it passes."""
+    node = node_of(monkeypatch, scenario, fault_seconds=15.0)
+    ticks = node.ticks(40)
+    for number, gpu in enumerate(node.gpus):
+        seen = {tick.window(gpu, name).last for tick in ticks[8:]}
+        assert seen == ({healthy, faulty} if number == SICK else {healthy})
+    assert ticks[-1].window(node.gpus[SICK], name).last == healthy
 
 
-def test_a_degraded_pcie_link_becomes_a_warning(monkeypatch):
-    """The rule about PCIe fires for the GPU that was struck, and no other rule for any."""
-    node = SimulatedNode(monkeypatch, "pcie-degraded", SimulatedCounters, gpus=3)
-    engine = AlertEngine(RULES, {"gpu_pcie_degraded": {"for_seconds": 5.0}}, None, "")
-    for tick in node.ticks(100):
-        engine.judge(tick)
+def test_throttled_time_lasts_as_long_as_the_fault(monkeypatch):
+    """The driver's count of it grows by the fault's time and then stays."""
+    node = node_of(monkeypatch, "thermal", fault_seconds=10.0)
+    ticks = node.ticks(30)
+    name = 'gpu_throttle_seconds_total{reason="hw_thermal_slowdown"}'
+    rises = [sum(tick.window(gpu, name).increase for tick in ticks) for gpu in node.gpus]
+    assert rises == pytest.approx([10.0 if number == SICK else 0.0 for number in range(4)], abs=1.1)
 
-    fired = {(one.rule, one.entity) for one in engine.alerts() if one.state == "firing"}
-    assert fired == {("gpu_pcie_degraded", node.gpus[2])}
+
+def test_a_lost_gpu_tells_nothing(monkeypatch):
+    """All its cells are unknown, and those of the others are not."""
+    node = node_of(monkeypatch, "gpu-lost", fault_after=2.0)
+    last = node.ticks(15)[-4]
+    for group in node.opened.groups:
+        for column in group.columns:
+            if column.name in (PCIE, "gpu_processes", "gpu_power_sample_watts"):
+                covered = last.window(column.entity, column.name).covered_ns
+                assert (covered > 0) == (column.entity != node.gpus[SICK])
+
+
+def test_the_page_of_a_simulated_node(tmp_path):
+    """Limits, modes and counters are served; NVLinks that go down become an alert."""
+    config = only("nvml_state", "nvml_counters") + (
+        "[state]\nperiod_ms = 10\n[simulated]\ngpus = 3\nfault_after_seconds = 1.0\n"
+    )
+    arguments = ("--source", "simulated:nvlink-down")
+    with Running(tmp_path, *arguments, config=config) as running:
+        wait_for(lambda: running.value("gpuwatch_gpu_nvlink_links_up", 'gpu="2"') == 17)
+        assert running.value("gpuwatch_gpu_nvlink_links_up", 'gpu="1"') == 18
+        assert running.value("gpuwatch_gpu_power_limit_watts", 'gpu="1"', "enforced") == 700
+        assert running.value("gpuwatch_gpu_mode_info", 'gpu="1"', 'persistence_mode="on"') == 1
+        first = running.value("gpuwatch_gpu_nvlink_received_bytes_total", 'gpu="1"')
+        wait_for(
+            lambda: running.value("gpuwatch_gpu_nvlink_received_bytes_total", 'gpu="1"') > first
+        )

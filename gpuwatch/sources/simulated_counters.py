@@ -19,7 +19,7 @@ from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
 from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened, TimedRow
 
 PCIE_PERIOD_NS = 33 * MILLISECOND_NS
-POWER_PERIOD_NS, POWER_DELIVERY_NS = 20 * MILLISECOND_NS, 500 * MILLISECOND_NS
+POWER_PERIOD_NS, POWER_DELIVERY_NS = 20 * MILLISECOND_NS, 250 * MILLISECOND_NS
 MEMORY = {"used": 118_000_000_000, "free": 32_100_000_000, "reserved": 654_000_000}
 STEADY: Mapping[str, float] = {  # what does not move
     **{f"gpu_memory_{part}_bytes": size for part, size in MEMORY.items()},
@@ -167,7 +167,13 @@ class SimulatedCounters:
             first, slot = slot + 1, now // POWER_PERIOD_NS
             if scenario.fault_of(gpu, now) == "gpu-lost":
                 return ()
-            times = [place * POWER_PERIOD_NS for place in range(first, slot + 1)]
-            return [(when, (560.0 if scenario.busy(gpu, when) else 380.0,)) for when in times]
+            return [
+                (place * POWER_PERIOD_NS, (self._power(gpu, place),))
+                for place in range(first, slot + 1)
+            ]
 
         return drain
+
+    def _power(self, gpu: Gpu, place: int) -> float:
+        busy = self._scenario.busy(gpu, place * POWER_PERIOD_NS)
+        return (560.0 if busy else 380.0) + place * 7 % 17  # never twice the same in a row
