@@ -1,7 +1,8 @@
 """The driver's own ring of power samples, drained.
 
 NVML keeps a power reading for about every 20 ms, some two seconds of them (H200, driver 580): finer
-than any poll of the power, and one call in half a second gets them all. Its stamps are wall time.
+than any poll of the power, and a call every quarter of a second gets them all. Its stamps are wall
+time.
 """
 
 import ctypes

@@ -19,7 +19,7 @@ from gpuwatch.signals import Column, Event
 from gpuwatch.source import Context, Findings, Group, Opened
 
 PCIE_CELLS = ((PCIE_RECEIVED, ""), (PCIE_TRANSMITTED, ""))
-POWER_PERIOD_NS, POWER_DELIVERY_NS = 20 * MILLISECOND_NS, 500 * MILLISECOND_NS
+POWER_PERIOD_NS, POWER_DELIVERY_NS = 20 * MILLISECOND_NS, 250 * MILLISECOND_NS
 LOOK_NS = 60 * SECOND_NS  # limits and modes of a GPU are asked for again
 
 
