@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from host import HERE, Host, columns, load, scrape, scrapes, total
+from measured import HERE, Host, columns, load, scrape, scrapes, total
 
 SOURCES = "nvml_state,nvml_counters,gpm"
 SETTLE = 2.5  # seconds until all that was moved has been read and shown

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pynvml
-from host import HERE, Host, columns, load, scrape, scrapes, total
+from measured import HERE, Host, columns, load, scrape, scrapes, total
 
 from gpuwatch import clock
 from gpuwatch.control import request

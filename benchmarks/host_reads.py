@@ -1,6 +1,6 @@
 """What it costs to read the host and its kernel log.
 
-    python benchmarks/host.py
+    python benchmarks/host_reads.py
 
 prints the CPU time of each group's read here and of 100 000 lines of the kernel log, ordinary ones
 and a storm of Xid errors, each the median of several rounds.
