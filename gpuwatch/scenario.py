@@ -23,8 +23,10 @@ SCENARIOS = (
 FAULTLESS = ("healthy", "power-capped")
 
 SICK = 2  # the GPU that a scenario's fault strikes; the last of a smaller node
-STEP_SECONDS = 1.3
-COMPUTE_SHARE = 0.8  # of a step; the rest is communication
+STEP_NS = 1300 * MILLISECOND_NS
+COMPUTE_NS = STEP_NS * 4 // 5  # the rest of a step is communication
+COMPUTE_SHARE = COMPUTE_NS / STEP_NS
+APART_NS = 4 * MILLISECOND_NS  # from one GPU to the next
 STARVED_NS, WAIT_NS = 3 * SECOND_NS, SECOND_NS  # starved: so long of each such time without work
 REFRESH_NS = 100 * MILLISECOND_NS  # of what the driver keeps ready
 # How the GPU of `mig` is divided, and how the fault divides it anew: number, slices, profile.
@@ -130,7 +132,7 @@ class Scenario:
 
     def phase(self, gpu: Gpu, now_ns: int) -> float:
         """Return where in its step a GPU is, 0 to 1."""
-        return self._steps(gpu, now_ns) % 1.0
+        return self._worked_ns(gpu, now_ns) % STEP_NS / STEP_NS
 
     def busy(self, gpu: Gpu, now_ns: int) -> bool:
         """Say whether a GPU computes."""
@@ -149,19 +151,22 @@ class Scenario:
         return times * WAIT_NS + min(rest, WAIT_NS)
 
     def worked(self, gpu: Gpu, now_ns: int) -> tuple[float, float]:
-        """Return seconds of computing and of communication until now: what counters grow by."""
-        whole, part = divmod(self._steps(gpu, now_ns), 1.0)
-        computed = (whole * COMPUTE_SHARE + min(part, COMPUTE_SHARE)) * STEP_SECONDS
-        return computed, (whole + part) * STEP_SECONDS - computed
+        """Return seconds of computing and of communication until now: what counters grow by.
+
+        In whole nanoseconds, so that neither ever falls, which a counter would take for a reset.
+        """
+        whole, part = divmod(self._worked_ns(gpu, now_ns), STEP_NS)
+        computed = whole * COMPUTE_NS + min(part, COMPUTE_NS)
+        communicated = whole * (STEP_NS - COMPUTE_NS) + max(part - COMPUTE_NS, 0)
+        return computed / SECOND_NS, communicated / SECOND_NS
 
     def noise(self, gpu: Gpu, slot: int) -> float:
         """Return the noise of one refresh, -1 to 1."""
         return random.Random(f"{self._seed} {gpu.number} {slot}").uniform(-1.0, 1.0)  # noqa: S311 - no secret
 
-    def _steps(self, gpu: Gpu, now_ns: int) -> float:
-        worked_ns = now_ns - self.waited_ns(now_ns)
+    def _worked_ns(self, gpu: Gpu, now_ns: int) -> int:
         # A job's GPUs run nearly together.
-        return worked_ns / SECOND_NS / STEP_SECONDS + gpu.number * 0.003
+        return now_ns - self.waited_ns(now_ns) + gpu.number * APART_NS
 
     def _hang(self, gpu: Gpu) -> None:
         """Do not return while the fault lasts, as a call to a sick GPU does not.
