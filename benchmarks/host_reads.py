@@ -32,7 +32,7 @@ STORM = ("3,{0},{0},-;NVRM: Xid (PCI:0000:dc:00): 45, Ch 00000001 caused by prev
 def main() -> None:
     """Measure and print."""
     paths = {"kmsg": "/dev/kmsg", "runtime": "/nonexistent"}
-    settings = {"config": {"paths": paths, "host": {"xid_catalogue": ""}}}
+    settings = {"config": {"paths": paths, "host": {"period_ms": 100.0, "xid_catalogue": ""}}}
     for source in (Host(), Kmsg()):
         for group in source.open(Context(settings, Pulse.create(1))).groups:
             group.read()

@@ -126,6 +126,7 @@ class Counters(Duty):
 class Host(Duty):
     """The duty that reads the host beside its GPUs, and the kernel log."""
 
+    period_ms: Annotated[float, Field(ge=20, le=1000)] = 100.0
     xid_catalogue: Annotated[str, AfterValidator(_catalogue)] = ""
 
 

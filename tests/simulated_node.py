@@ -35,6 +35,7 @@ class SimulatedNode:
                     "seed": options.get("seed", 1),
                 },
                 "state": {"period_ms": options.get("period_ms", 10.0)},
+                "host": {"period_ms": 100.0, "xid_catalogue": ""},
             },
             "ready_ns": BASE - int(options.get("ready_before", 0) * SECOND_NS),
         }

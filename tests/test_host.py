@@ -20,6 +20,7 @@ from gpuwatch.sources import host
 from gpuwatch.sources.host import Host
 
 CASE = Path(__file__).parent / "data/cases/HO-01"
+SETTINGS = {"config": {"host": {"period_ms": 100.0}}}
 VARIANTS = json.loads((CASE / "faults.json").read_text())["variants"]
 
 DISKS = """\
@@ -92,7 +93,7 @@ class Tree:
 
     def open(self):
         self.source = Host()
-        opened = self.source.open(Context({}, Pulse.create(1), self.sysfs, self.procfs))
+        opened = self.source.open(Context(SETTINGS, Pulse.create(1), self.sysfs, self.procfs))
         self.groups = {group.name: group for group in opened.groups}
         return self
 
@@ -153,7 +154,7 @@ def test_pressure_of_this_kernel(tmp_path):
     if not os.access("/proc/pressure/io", os.R_OK):
         pytest.skip("this kernel has no pressure stall information")
     source = Host()
-    opened = source.open(Context({}, Pulse.create(1)))
+    opened = source.open(Context(SETTINGS, Pulse.create(1)))
     (group,) = [group for group in opened.groups if group.name == "pressure"]
     first, second = group.read(), group.read()
     assert all(0 <= one <= other for one, other in zip(first, second, strict=True))

@@ -58,7 +58,7 @@ class Log:
         """Return a new reader, as a sampler that is started has it."""
         paths = {"kmsg": str(self.path), "runtime": str(self.directory / "runtime")}
         settings = {
-            "config": {"paths": paths, "host": {"xid_catalogue": ""}},
+            "config": {"paths": paths, "host": {"period_ms": 100.0, "xid_catalogue": ""}},
             "ring_directory": str(self.directory),
             **settings,
         }
@@ -181,7 +181,7 @@ def test_a_position_that_is_none_is_left_aside(log, text):
 def test_who_only_looks_keeps_no_position(log):
     """`gpuwatch check` beside a running daemon takes nothing from it."""
     paths = {"kmsg": str(log.path), "runtime": str(log.directory / "runtime")}
-    config = {"paths": paths, "host": {"xid_catalogue": ""}}
+    config = {"paths": paths, "host": {"period_ms": 100.0, "xid_catalogue": ""}}
     source = Kmsg()
     (group,) = source.open(Context({"config": config}, Pulse.create(1))).groups
     log.write("a")

@@ -22,7 +22,6 @@ from gpuwatch.signals import HOST, UNKNOWN_INTEGER, Column, Event
 from gpuwatch.source import Context, Findings, Group, Opened
 from gpuwatch.storage import MOVED
 
-PRESSURE_PERIOD_NS = 100 * MILLISECOND_NS  # to know it of gaps of half a second
 IO_PERIOD_NS = SECOND_NS
 BLOCKED_PERIOD_NS = 10 * SECOND_NS  # a look at every process
 
@@ -54,7 +53,8 @@ class Host:
         ]
         pressure = self._open_pressure()
         if pressure:
-            groups.append(Group("pressure", pressure, PRESSURE_PERIOD_NS, self._read_pressure))
+            period_ns = int(context.settings["config"]["host"]["period_ms"] * MILLISECOND_NS)
+            groups.append(Group("pressure", pressure, period_ns, self._read_pressure))
         return Opened(tuple(groups))
 
     def housekeep(self, now_ns: int) -> None:

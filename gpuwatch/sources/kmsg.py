@@ -22,7 +22,6 @@ from gpuwatch.paths import open_regular
 from gpuwatch.signals import HOST, Event
 from gpuwatch.source import Context, Findings, Group, Opened
 
-PERIOD_NS = 100 * MILLISECOND_NS
 READ_BYTES = 1 << 14  # a smaller buffer than the record gives EINVAL; the longest has 8 KiB
 RECORDS_A_READ = 2000  # the rest waits for the next read, so that other sources get their turn
 REST_BYTES = 1 << 16
@@ -81,7 +80,8 @@ class Kmsg:
         if "ring_directory" in context.settings:  # else the source is only being tried
             self._position = Path(config["paths"]["runtime"]) / "kmsg.position"
             self._resume(self._position)
-        return Opened((Group("kmsg", KMSG_COLUMNS, PERIOD_NS, self._read),))
+        period_ns = int(config["host"]["period_ms"] * MILLISECOND_NS)
+        return Opened((Group("kmsg", KMSG_COLUMNS, period_ns, self._read),))
 
     def housekeep(self, now_ns: int) -> None:
         """Nothing needs upkeep."""

@@ -30,9 +30,10 @@ class SimulatedHost:
     def open(self, context: Context) -> Opened:
         """Make up the counters."""
         self._scenario = Scenario(context)
+        period_ns = int(context.settings["config"]["host"]["period_ms"] * MILLISECOND_NS)
         return Opened(
             (
-                Group("pressure", PRESSURE_COLUMNS, 100 * MILLISECOND_NS, self._pressure),
+                Group("pressure", PRESSURE_COLUMNS, period_ns, self._pressure),
                 Group("io", IO_COLUMNS, SECOND_NS, self._io),
                 Group("blocked", (Column(HOST, BLOCKED),), 10 * SECOND_NS, lambda: (0.0,)),
             )
@@ -70,11 +71,13 @@ class SimulatedKmsg:
     def open(self, context: Context) -> Opened:
         """Begin an empty log."""
         self._scenario = Scenario(context)
-        self._log = KernelLog(catalogue(context.settings["config"]["host"]["xid_catalogue"]))
+        config = context.settings["config"]["host"]
+        self._log = KernelLog(catalogue(config["xid_catalogue"]))
         # An earlier child has told of a fault that began long before this one.
         self._told = monotonic_ns() - self._scenario.start_ns > TOLD_AFTER_NS
         zeros = [0] * len(KMSG_COLUMNS)
-        return Opened((Group("kmsg", KMSG_COLUMNS, 100 * MILLISECOND_NS, lambda: zeros),))
+        period_ns = int(config["period_ms"] * MILLISECOND_NS)
+        return Opened((Group("kmsg", KMSG_COLUMNS, period_ns, lambda: zeros),))
 
     def housekeep(self, now_ns: int) -> None:
         """Tell of the Xid when its time has come."""
