@@ -26,6 +26,17 @@ VERDICTS = {
     1: ("watch", "dark-orange"),
     0: ("ok", "transparent"),
 }
+# What the driver asks for to recover a GPU; source: nvml.h, nvmlDeviceGpuRecoveryAction_t.
+RECOVERY = {
+    0: ("nothing", "semi-dark-green"),
+    1: ("reset", "dark-red"),
+    2: ("reboot", "dark-red"),
+    3: ("drain", "dark-red"),
+    4: ("drain, reset", "dark-red"),
+    5: ("IMEX domain", "dark-red"),
+    6: ("bus reset", "dark-red"),
+    7: ("reboot", "dark-red"),
+}
 QUIET = {0: ("quiet", "transparent")}
 FIRED = SEVERITIES | QUIET
 YES_NO = {1: ("yes", "semi-dark-green"), 0: ("NO", "dark-red")}
@@ -37,6 +48,7 @@ SLOW = 1e9  # the same for SM clocks
 HOT = ((80, "orange"),)
 MEMORY_HOT = ((95, "orange"),)
 LOST = ((0.05, "semi-dark-yellow"), (0.20, "dark-orange"))
+STRAGGLER = ((0.07, "dark-orange"), (0.15, "dark-red"))
 FAULT = ((0.01, "dark-orange"), (0.05, "dark-red"))
 
 ALERTS = "\n".join(f"- `{rule.name}` ({rule.severity}): {rule.help}" for rule in RULES)

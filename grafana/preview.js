@@ -7,14 +7,16 @@ const CLASSIC = ["#7eb26d", "#eab839", "#6ed0e0", "#ef843c", "#e24d42", "#1f78c1
 const COLORS = {
   "green": "#73bf69", "semi-dark-green": "#56a64b", "dark-red": "#c4162a", "red": "#f2495c",
   "orange": "#ff9830", "dark-orange": "#fa6400", "yellow": "#fade2a", "dark-yellow": "#e0b400",
-  "semi-dark-yellow": "#f2cc0c", "blue": "#5794f2", "light-blue": "#8ab8ff",
-  "super-light-blue": "#c0d8ff", "purple": "#b877d9", "dark-purple": "#8f3bb8", "text": "#ccccdc",
+  "semi-dark-yellow": "#f2cc0c", "dark-blue": "#1f60c4", "blue": "#5794f2",
+  "light-blue": "#8ab8ff", "super-light-blue": "#c0d8ff",
+  "purple": "#b877d9", "dark-purple": "#8f3bb8", "text": "#ccccdc",
 };
 const SCALES = {
   hertz: [["Hz", 1], ["kHz", 1e3], ["MHz", 1e6], ["GHz", 1e9]],
   watt: [["W", 1], ["kW", 1e3], ["MW", 1e6]],
   s: [["ns", 1e-9], ["µs", 1e-6], ["ms", 1e-3], ["s", 1], ["min", 60], ["h", 3600], ["d", 86400]],
   bytes: [["B", 1], ["KiB", 1024], ["MiB", 1024 ** 2], ["GiB", 1024 ** 3]],
+  Bps: [["B/s", 1], ["kB/s", 1e3], ["MB/s", 1e6], ["GB/s", 1e9], ["TB/s", 1e12]],
 };
 
 const color = (name) => COLORS[name] || name;

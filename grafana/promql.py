@@ -65,6 +65,12 @@ def mean_clock(selector: Callable[..., str], window: str = STEP) -> str:
     return f"{rate(selector('gpu_clock_share_hertz_sum'), window)} / {covered(selector, window)}"
 
 
+def under_siblings(clock: str) -> str:
+    """Return how far each GPU's clock is under the median of its node."""
+    median = f"quantile by (instance) (0.5, {clock})"
+    return f"clamp_min(1 - {clock} / on (instance) group_left () {median}, 0)"
+
+
 def clock_shares(selector: Callable[..., str], window: str = STEP) -> str:
     """Return the cumulative shares of time by SM clock, of all chosen GPUs together."""
     buckets = rate(selector("gpu_clock_share_hertz_bucket"), window)
@@ -103,6 +109,23 @@ def by_severity(selector: Callable[..., str], condition: str = "") -> str:
         f"{code} * ({selector('alert_firing', _is('severity', name))}{condition})"
         for code, (name, _) in SEVERITIES.items()
     )
+
+
+# What an alert or a mark is about, as the label `who`: the text for each label that tells it.
+WHO = {
+    "gpu": "gpu $1",
+    "source": "source $1",
+    "device": "port $1",
+    "pci_bus_id": "PCI $1",
+}
+ENTITY = "gpu, source, device, port, pci_bus_id"
+
+
+def named(expr: str) -> str:
+    """Return an expression whose series have a label `who`, absent for the node as a whole."""
+    for label, text in WHO.items():
+        expr = f'label_replace({expr}, "who", "{text}", "{label}", "(.+)")'
+    return expr
 
 
 def node_verdict(selector: Callable[..., str]) -> str:

@@ -2,6 +2,7 @@
 
 from board import annotation, variable
 from fields import Json
+from promql import named
 
 JOB = 'job=~"$job"'
 
@@ -30,12 +31,12 @@ def alerts(*matchers: str) -> list[Json]:
     labels = ",".join([JOB, *matchers])
     node = ",".join([JOB, *(one for one in matchers if one.startswith("instance"))])
     changes = f"gpuwatch_alert_transitions_total{{{node}}}"
-    who = "{{instance}} gpu {{gpu}} {{source}}"
+    who = "{{instance}} {{who}}"
     fired = [
         annotation(
             f"{severity.capitalize()} alerts",
             color,
-            f'gpuwatch_alert_firing{{{labels},severity="{severity}"}} == 1',
+            named(f'gpuwatch_alert_firing{{{labels},severity="{severity}"}} == 1'),
             "{{alert}}",
             who,
             severity != "info",
@@ -55,7 +56,7 @@ def alerts(*matchers: str) -> list[Json]:
         annotation(
             "Prometheus alerts",
             "yellow",
-            f'ALERTS{{{node},alertstate="firing"}}',
+            named(f'ALERTS{{{node},alertstate="firing"}}'),
             "{{alertname}}",
             who,
             False,

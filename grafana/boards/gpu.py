@@ -31,7 +31,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import frame, mig
+from boards import frame, health, mig, traffic
 from gpuwatch.gpu_signals import CLOCK
 
 NODE = 'instance="$instance"'
@@ -49,7 +49,10 @@ def build() -> Json:
         "gpuwatch-gpu",
         "gpuwatch / GPU",
         "One GPU: where its clock went, and why.",
-        [_state(), _reasons(), _clock(), _work(), _power_and_heat(), mig.row(M), _identity()],
+        [
+            *(_state(), _reasons(), _clock(), _work(), traffic.of_gpu(M), _power_and_heat()),
+            *(health.of_gpu(M), mig.row(M), _identity()),
+        ],
         [frame.job(), frame.instance(many=False), frame.gpu(many=False)],
         frame.alerts(NODE, 'gpu="$gpu"'),
     )
@@ -287,6 +290,11 @@ def _work() -> Row:
 
 
 def _power_and_heat() -> Row:
+    def threshold(name: str) -> str:
+        return M("gpu_temperature_threshold_celsius", f'threshold="{name}"')
+
+    energy = known(rate(M("gpu_energy_joules_total")), M)
+    margin = M("gpu_temperature_margin_celsius")
     return Row(
         "Power, heat and work",
         [
@@ -297,6 +305,17 @@ def _power_and_heat() -> Row:
                 "watt",
                 [*_envelope("gpu_power_watts"), Query(POWER_LIMIT, "limit")],
                 overrides=[*band("lowest", "highest", "blue"), dashed("limit")],
+                width=8,
+            ),
+            timeseries(
+                "Power, every 20 ms",
+                "The driver's own samples, five times as dense, and the exact mean by the board's "
+                "count of energy, which no sample misses.",
+                "watt",
+                [*_envelope("gpu_power_sample_watts"), Query(energy, "by energy")],
+                overrides=[*band("lowest", "highest", "blue"), fixed("by energy", "dark-yellow")],
+                width=8,
+                no_value="Not told",
             ),
             timeseries(
                 "Utilization",
@@ -306,25 +325,56 @@ def _power_and_heat() -> Row:
                 _envelope("gpu_utilization_ratio"),
                 high=1,
                 overrides=band("lowest", "highest", "blue"),
+                width=8,
             ),
             timeseries(
                 "Core temperature",
-                "Mean, lowest and highest sample. The dashed mark at 80 C is for comparison: each "
-                "model has its own slowdown temperature.",
+                "Mean, lowest and highest sample, and where this GPU slows down. The dashed mark "
+                "at 80 C is for comparison.",
                 "celsius",
-                _envelope("gpu_temperature_celsius", CORE),
+                [
+                    *_envelope("gpu_temperature_celsius", CORE),
+                    Query(threshold("core_max"), "highest in operation"),
+                    Query(threshold("slowdown"), "slows down"),
+                    Query(threshold("shutdown"), "shuts down"),
+                ],
                 soft_low=COOL,
                 steps=HOT,
-                overrides=[fixed("mean", "orange"), *band("lowest", "highest", "orange")],
+                overrides=[
+                    *(fixed("mean", "orange"), *band("lowest", "highest", "orange")),
+                    *(dashed("highest in operation", "orange"), dashed("slows down", "red")),
+                    dashed("shuts down"),
+                ],
+                width=8,
+                legend="list",
             ),
             timeseries(
                 "Memory temperature",
-                "Mean, lowest and highest sample. The dashed mark at 95 C is for comparison.",
+                "Mean, lowest and highest sample, and the highest this memory is made for. The "
+                "dashed mark at 95 C is for comparison.",
                 "celsius",
-                _envelope("gpu_temperature_celsius", MEMORY),
+                [
+                    *_envelope("gpu_temperature_celsius", MEMORY),
+                    Query(threshold("memory_max"), "highest in operation"),
+                ],
                 soft_low=COOL,
                 steps=MEMORY_HOT,
-                overrides=[fixed("mean", "purple"), *band("lowest", "highest", "purple")],
+                overrides=[
+                    *(fixed("mean", "purple"), *band("lowest", "highest", "purple")),
+                    dashed("highest in operation"),
+                ],
+                width=8,
+            ),
+            timeseries(
+                "Margin",
+                "Degrees left until the GPU slows down for heat, by its own reckoning. At 2 or "
+                "less for 10 minutes it is an alert; below 0 it has slowed down.",
+                "celsius",
+                [Query(over("min", margin), "lowest")],
+                soft_low=0,
+                overrides=[fixed("lowest", "orange")],
+                width=8,
+                no_value="Not told",
             ),
         ],
     )
@@ -343,6 +393,15 @@ def _identity() -> Row:
         "Module": "module_id",
         "NUMA node": "numa",
     }
+    modes = {
+        "Compute": "compute_mode",
+        "ECC": "ecc_mode",
+        "ECC, pending": "ecc_mode_pending",
+        "MIG": "mig_mode",
+        "MIG, pending": "mig_mode_pending",
+        "Persistence": "persistence_mode",
+    }
+    set_to = f"max by ({', '.join(modes.values())}) ({M('gpu_mode_info')})"
     known = f"max by ({', '.join(labels.values())}) ({M('gpu_info')})"
     return Row(
         "Identity",
@@ -357,6 +416,17 @@ def _identity() -> Row:
                 ],
                 sort=[("PCI address", False)],
                 height=4,
+            ),
+            table(
+                "Modes",
+                "What an administrator may set; pending is what holds after the next reset.",
+                [
+                    *(Column(title, label) for title, label in modes.items()),
+                    Column("Known", expr=set_to, hidden=True),
+                ],
+                sort=[("MIG", False)],
+                height=4,
+                no_value="Not told",
             ),
         ],
     )

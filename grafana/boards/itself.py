@@ -13,6 +13,7 @@ M = scope(*HERE)
 UP = metric("up", *HERE)
 SOURCE = "{{instance}} {{source}}"
 DUTY = "{{instance}} {{duty}}"
+GPU = "{{instance}} gpu {{gpu}}"
 ANY = ((1, "dark-orange"),)
 
 
@@ -152,7 +153,7 @@ def _cost() -> Row:
 
 def _punctuality() -> Row:
     bucket = M("sampler_late_seconds_bucket")
-    missing = M("samples_missing_total")
+    missing, lost = M("samples_missing_total"), M("gpu_counters_uncovered_seconds_total")
     planned, achieved = M("source_period_seconds"), M("source_period_achieved_seconds")
     late = "histogram_quantile({}, sum by (instance, duty, le) ({}))"
     latest = late.format(0.99, of_range("rate", bucket))
@@ -189,6 +190,7 @@ def _punctuality() -> Row:
                     Query(worst(10, shown, longest, "instance, source"), f"{SOURCE} {name}")
                     for shown, name in ((planned, "planned"), (achieved, "achieved"))
                 ],
+                width=8,
             ),
             timeseries(
                 "Missing samples: the 20 sources with most",
@@ -200,6 +202,16 @@ def _punctuality() -> Row:
                         SOURCE,
                     )
                 ],
+                width=8,
+            ),
+            timeseries(
+                "Bytes not counted: the 20 GPUs with most",
+                "Share of time of which a GPU's byte counters do not know what was moved: not "
+                "read, or read too late to tell how often they wrapped.",
+                "percentunit",
+                [Query(worst(20, rate(lost), of_range("rate", lost), "instance, gpu"), GPU)],
+                width=8,
+                no_value="No byte counters",
             ),
         ],
     )
@@ -277,6 +289,8 @@ def _children() -> Row:
     stuck = M("child_stuck")
     was_stuck = f"({of_range('max_over_time', stuck)} == 1)"
     restarts = f"increase({M('child_restarts_total')}[$__rate_interval]) > 0"
+    hung = M("gpu_hung")
+    was_hung = f"({of_range('max_over_time', hung)} == 1)"
     start = metric("process_start_time_seconds", *HERE)
     return Row(
         "Processes",
@@ -288,7 +302,18 @@ def _children() -> Row:
                 Query(f"{stuck} and on (instance, duty) {was_stuck}", DUTY),
                 NO_YES,
                 width=12,
+                height=5,
                 no_value="No process was stuck",
+            ),
+            timeline(
+                "GPUs left alone",
+                "YES: a call of this sampler to the GPU does not return, so nobody reads it but a "
+                "process that tries whether it answers.",
+                Query(f"{hung} and on (instance, gpu, duty) {was_hung}", f"{GPU} {{{{duty}}}}"),
+                NO_YES,
+                width=12,
+                height=5,
+                no_value="No GPU was left alone",
             ),
             timeseries(
                 "Restarts",
@@ -296,7 +321,6 @@ def _children() -> Row:
                 "was mended; again and again is a fault: see the log of the node.",
                 "none",
                 [Query(restarts, DUTY)],
-                width=6,
                 no_value="No restarts",
             ),
             timeseries(
@@ -309,7 +333,6 @@ def _children() -> Row:
                         "{{instance}}",
                     )
                 ],
-                width=6,
             ),
         ],
     )
@@ -324,7 +347,8 @@ def _endpoint() -> Row:
         [
             timeseries(
                 "Series of a scrape: the 20 largest",
-                "Samples on the page, about 80 for each GPU. A page is cut off at 10 000.",
+                "Samples on the page, about 2,600 on a node of 8 GPUs and 8 RDMA ports. A page is cut "
+                "off at 10 000.",
                 "none",
                 [Query(worst(20, samples, f"{samples} @ end()", "instance"), "{{instance}}")],
                 width=8,

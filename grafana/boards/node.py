@@ -10,24 +10,30 @@ from palette import (
     MEMORY_HOT,
     SLOW,
     STATES,
+    STRAGGLER,
+    VERDICTS,
     YES_NO,
     reason_colors,
 )
 from panels import Column, Query, stat, table, timeline, timeseries
 from promql import (
+    ENTITY,
     by_severity,
     ever,
     known,
     mean_clock,
     missing_gpus,
+    named,
+    node_verdict,
     of_range,
     over,
     rate,
     scope,
+    under_siblings,
     worst_reason,
 )
 
-from boards import frame, host, network
+from boards import frame, health, host, network, traffic
 
 NODE = 'instance="$instance"'
 N = scope(frame.JOB, NODE)
@@ -51,8 +57,15 @@ def build() -> Json:
         "gpuwatch / Node",
         "One node: all its GPUs side by side.",
         [
-            *(_state(), _alerts(), _clocks(), _heat_and_power(), _each()),
-            *(network.row(N), host.row(N), _gpus(), _trust()),
+            *(_state(), _alerts(), _clocks(), _heat_and_power(), traffic.of_node(M, SERIES_GPU)),
+            *(
+                health.of_node(M, SERIES_GPU),
+                _each(),
+                network.row(N),
+                host.row(N),
+                _gpus(),
+                _trust(),
+            ),
         ],
         [frame.job(), frame.instance(many=False), frame.gpu(many=True)],
         frame.alerts(NODE),
@@ -114,11 +127,12 @@ def _state() -> Row:
                 steps=MEMORY_HOT,
             ),
             stat(
-                "Driver answers",
-                "Whether the driver's library answers. NO: no GPU can be read at all.",
+                "Verdict",
+                "What should become of the node by its alerts that fire: `gpuwatch verdict` says "
+                "it to a scheduler.",
                 "none",
-                N("nvml_up"),
-                mappings=YES_NO,
+                node_verdict(N),
+                mappings=VERDICTS,
             ),
         ],
     )
@@ -126,14 +140,14 @@ def _state() -> Row:
 
 def _alerts() -> Row:
     fired = f"({of_range('max_over_time', N('alert_firing'))} > 0)"
-    shown = f"({by_severity(N)}) and on (gpu, source, alert) {fired}"
+    shown = f"({by_severity(N)}) and on ({ENTITY}, alert) {fired}"
     return Row(
         "Alerts and throttling",
         [
             timeline(
                 "Alerts",
                 f"Alerts that fired in the time shown, coloured by severity.\n\n{ALERTS}",
-                Query(shown, "gpu {{gpu}} {{source}} {{alert}}"),
+                Query(named(shown), "{{who}} {{alert}}"),
                 FIRED,
                 height=6,
                 no_value="No alert has fired",
@@ -196,6 +210,16 @@ def _clocks() -> Row:
                 link=SERIES_GPU,
             ),
             timeseries(
+                "Under siblings",
+                "How far a GPU's mean SM clock is under the median of the node. At the marks, with "
+                "the same load, for 10 minutes, it is a straggler: its job waits for it.",
+                "percentunit",
+                [Query(under_siblings(f"({mean_clock(M)})"), GPU)],
+                soft_high=0.2,
+                steps=STRAGGLER,
+                link=SERIES_GPU,
+            ),
+            timeseries(
                 "Utilization",
                 "Share of time in which a kernel ran, mean of the trailing minute. It says that a "
                 "GPU is busy, not that it works well: a hung all-reduce shows 100 %.",
@@ -203,6 +227,16 @@ def _clocks() -> Row:
                 [Query(over("avg", M("gpu_utilization_ratio_mean")), GPU)],
                 high=1,
                 link=SERIES_GPU,
+            ),
+            timeseries(
+                "SMs busy",
+                "Share of the SMs that were busy, mean of the trailing minute. Full use with few "
+                "SMs busy is waiting, not work.",
+                "percentunit",
+                [Query(over("avg", M("gpu_sm_active_ratio_mean")), GPU)],
+                high=1,
+                link=SERIES_GPU,
+                no_value="Not told: GPM came with Hopper",
             ),
         ],
     )
@@ -322,6 +356,7 @@ def _gpus() -> Row:
 def _trust() -> Row:
     # The clock's histogram counts covered microseconds.
     covered = rate(M("gpu_clock_share_hertz_count"))
+    driver = f'label_replace({N("nvml_up")}, "source", "driver", "", "")'
     return Row(
         "Can these numbers be trusted",
         [
@@ -345,8 +380,9 @@ def _trust() -> Row:
             ),
             timeline(
                 "Sources",
-                "Whether each source delivers. NO: its values are absent, not 0.",
-                Query(N("source_up"), "{{source}}"),
+                "Whether each source delivers, and the driver's library answers. NO: its values "
+                "are absent, not 0.",
+                Query(f"{N('source_up')} or {driver}", "{{source}}"),
                 YES_NO,
                 width=8,
             ),

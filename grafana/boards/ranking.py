@@ -2,18 +2,21 @@
 
 from board import Row
 from fields import to_board
-from palette import ALERTS, FAULT, HOT, LOST, MEMORY_HOT, SEVERITIES, VERDICTS
+from palette import ALERTS, FAULT, HOT, LOST, MEMORY_HOT, SEVERITIES, STRAGGLER, VERDICTS
 from panels import Column, table
 from promql import (
+    ENTITY,
     RANGE,
     by_severity,
     known,
     mean_clock,
     metric,
+    named,
     node_verdict,
     over,
     rate,
     scope,
+    under_siblings,
     worst,
 )
 
@@ -36,7 +39,6 @@ FAULTY = M(
 CORE = M("gpu_temperature_celsius_max", 'sensor="core"')
 CRITICAL = M("alert_firing", 'severity="critical"')
 WARNING = M("alert_firing", 'severity="warning"')
-STRAGGLER = ((0.07, "dark-orange"), (0.15, "dark-red"))
 MISSING = ((1, "dark-red"),)
 
 
@@ -52,8 +54,9 @@ def firing_and_missing() -> Row:
     gone += f" or {failing} or {released})"
     alerts = metric("ALERTS", 'scope="fleet"', 'alertstate="firing"')
     of_fleet = f"max by (alertname, severity, rack, instance) ({alerts})"
-    firing = f"max by (instance, gpu, source, alert) ({by_severity(M, ' == 1')})"
-    share = f"max by (instance, gpu, source, alert) ({over('avg', M('alert_firing'), RANGE)})"
+    each = f"max by (instance, {ENTITY}, who, alert)"
+    firing = f"{each} ({named(by_severity(M, ' == 1'))})"
+    share = f"{each} ({named(over('avg', M('alert_firing'), RANGE))})"
     return Row(
         "Firing and missing",
         [
@@ -65,11 +68,12 @@ def firing_and_missing() -> Row:
                     Column("Severity", expr=firing, texts=SEVERITIES, width=110),
                     Column("Alert", "alert"),
                     Column("Node", "instance", link=NODE_LINK),
+                    Column("On", "who"),
                     Column("GPU", "gpu", link=GPU_LINK, width=80),
-                    Column("Source", "source"),
+                    *(Column(label, label, hidden=True) for label in ENTITY.split(", ")[1:]),
                     Column(
                         "Of the range",
-                        expr=f"{share} and on (instance, gpu, source, alert) ({firing})",
+                        expr=f"{share} and on (instance, {ENTITY}, alert) ({firing})",
                         unit="percentunit",
                         decimals=0,
                     ),
@@ -126,8 +130,7 @@ def worst_first() -> Row:
         return ranked(known(f"{GPU} ({rate(throttled, RANGE)})", M, RANGE))
 
     clock = f"{GPU} ({mean_clock(M, RANGE)})"
-    median = f"quantile by (instance) (0.5, {clock})"
-    under = f"clamp_min(1 - {clock} / on (instance) group_left () {median}, 0)"
+    under = under_siblings(clock)
     memory = M("gpu_temperature_celsius_max", 'sensor="memory"')
     node = "sum by (instance)"
     lost_node = f"avg by (instance) ({known(rate(LOST_CLOCK, RANGE), M, RANGE)})"
