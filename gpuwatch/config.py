@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -59,6 +59,7 @@ def _distinct(addresses: list[str]) -> list[str]:
 Text = Annotated[str, AfterValidator(_path)]
 Directory = Annotated[str, AfterValidator(_directory)]
 Address = Annotated[str, AfterValidator(normalise)]
+Keep = Literal["off", "week", "month"]
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
 
 
@@ -97,6 +98,24 @@ class Ring(Section):
     """The samples kept in memory at full resolution."""
 
     seconds: Annotated[int, Field(ge=10, le=600)] = 60
+
+
+class Recorder(Section):
+    """What the flight recorder saves, and what the state directory may hold of it."""
+
+    before_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
+    after_seconds: Annotated[float, Field(ge=0, le=300)] = 10.0
+    quiet_seconds: Seconds = 600.0
+    keep_count: Annotated[int, Field(ge=1, le=100_000)] = 100
+    keep_bytes: Annotated[int, Field(ge=0, le=10**15)] = 2_000_000_000
+    keep_days: Annotated[float, Field(ge=0, le=3650)] = 30.0
+    free_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.15
+
+
+class History(Section):
+    """What is kept of every signal at a quarter second."""
+
+    keep: Keep = "week"
 
 
 class Duty(Section):
@@ -197,6 +216,8 @@ Settings = _tables(
         "web": Web,
         "log": Log,
         "ring": Ring,
+        "recorder": Recorder,
+        "history": History,
         "collectors": _table("Collectors", dict.fromkeys(_names, (bool, True))),
         "state": State,
         "counters": Counters,

@@ -12,10 +12,12 @@ from typing import Any
 from gpuwatch import logs
 from gpuwatch import pulse as page
 from gpuwatch.alerts import AlertEngine
+from gpuwatch.archive import Archive
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Server
 from gpuwatch.errors import INTERNAL
+from gpuwatch.evidence import FlightRecorder
 from gpuwatch.exposition import Exposition
 from gpuwatch.facts import gather, seen_rates, seen_slots
 from gpuwatch.feed import Feed, entities_of
@@ -81,8 +83,8 @@ class Daemon:
         self.ticks: tuple[Tick, ...] = ()
         self.ticks_closed = 0
         self._waiting: deque[Tick] = deque()
-        self.recordings = 0
-        self.recordings_begun = 0
+        self.archive = Archive(self.state, self.config, boot_id, self.made_up)
+        self.recorder = FlightRecorder(self)
         self.supervisor = SupervisorChannel(child.settings["channel"])
         self.samplers = SamplerChannels(self.runtime)
         self.control = Server(self.runtime / "control.sock", 0o666)
@@ -113,6 +115,7 @@ class Daemon:
         self.web.start()
         self.follow_leases()  # before anybody may touch what is released
         self.supervisor.ready()
+        self.recorder.salvage(Path(self.child.settings["crashed"]))
         self.child.beat(page.RUNNING)
         while not self.child.stopping and self.web.serving:
             start = time.monotonic()
@@ -124,6 +127,7 @@ class Daemon:
             time.sleep(max(0.01, LOOK_SECONDS - (time.monotonic() - start)))
         self.web.stop()
         self.control.close()
+        self.archive.close()
         self.store.close()
         if not self.child.stopping:
             log.error("the web server ended: the daemon must be started anew")
@@ -159,17 +163,22 @@ class Daemon:
             self._render()
         for connection, message in self.control.poll():
             answer(self, connection, message)
+        self.recorder.look(now_ns)
 
     def _take(self, tick: Tick) -> None:
         if self._rings_seen != self.feed.rings.keys():
             self._rings_seen = set(self.feed.rings)
             self.totals.attach(self.feed.columns)
+            self.archive.attach(self.feed.columns)
         self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:
             self.totals.add(tick)
-        for event in self.engine.judge(tick):
+        self.archive.add(tick)
+        events = self.engine.judge(tick)
+        for event in events:
             self.note(event)
+        self.recorder.hear(events)
         if self.feed.released:
             self.engine.drop_pending()
         self.ticks = (tick, *self.ticks[:1])
@@ -178,6 +187,7 @@ class Daemon:
     def note(self, event: Event) -> None:
         """Keep an event and log it as it deserves."""
         self.events.append(event)
+        self.archive.note(event)
         if event.time_ns < self.started_ns - SECOND_NS:
             return  # told again by a sampler, or read again from its rings: logged when it was new
         rule, _, state = event.name.rpartition("_")
@@ -198,6 +208,7 @@ class Daemon:
             self.note(Event(now_ns, HOST, "clock_step", detail))
         if suspend_ns:
             self.note(Event(now_ns, HOST, "suspended", f"{suspend_ns / SECOND_NS:.0f} s"))
+        self._hand_to_archive(stepped=bool(step_ns or suspend_ns))
         if self.store.fault != self._store_fault:
             self._store_fault = self.store.fault
             log.warning("state: %s", self._store_fault or "written to disk again")
@@ -212,6 +223,10 @@ class Daemon:
                 stuck=report.get("stuck", False),
                 cpu_seconds=self.processor_time.look(duty, pid),
             )
+
+    def _hand_to_archive(self, *, stepped: bool) -> None:
+        constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}
+        self.archive.hand_over(self.feed.entities, constants, self.recorder.kept, stepped=stepped)
 
     def _look_at_gpus(self) -> None:
         """Compare the GPUs, and the links, that are here with those that belong here."""

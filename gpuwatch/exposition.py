@@ -238,6 +238,11 @@ class Exposition:
             fragment = f"source={quote(feeder)}"
             self._put(page, "signal_source_info", Entity("signal", name), 1, fragment)
         self._put(page, "recordings_total", HOST, snapshot.recordings)
+        for reason, count in snapshot.recordings_skipped.items():
+            fragment = f"reason={quote(reason)}"
+            self._put(page, "recordings_skipped_total", HOST, count, fragment)
+        self._put(page, "history_rows_total", HOST, snapshot.history_rows)
+        self._put(page, "history_rows_lost_total", HOST, snapshot.history_rows_lost)
 
     def _put_kernel_log(self, page: Page, snapshot: Snapshot) -> None:
         """Put what it told; nothing is not 0 while nobody reads it."""

@@ -19,6 +19,7 @@ NO_GPU = "no NVIDIA GPU on this host"
 def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     """Return values by entity and name; what is not known is left out."""
     facts = accepted_rates(daemon)
+    facts[HOST] = {"recorder_disk_full": float(daemon.archive.full)}
     if daemon.leases.released["gpus"]:
         return facts
     host = {
@@ -26,7 +27,7 @@ def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
         "gpus_expected": daemon.gpus_expected,
         "driver_mismatch": _mismatch(daemon),
     }
-    facts[HOST] = {name: float(value) for name, value in host.items() if value is not None}
+    facts[HOST] |= {name: float(value) for name, value in host.items() if value is not None}
     for gpu, links in links_expected(daemon).items():
         facts[gpu] = {"gpu_nvlink_links_expected": float(links)}
     return facts

@@ -81,6 +81,20 @@ FAMILIES = (
     ),
     ("recordings_total", "counter", "Recordings completed since the daemon's start."),
     (
+        "recordings_skipped_total",
+        "counter",
+        (
+            "Recordings not made since the daemon's start: too soon after another one, for"
+            " lack of free disk space, or failed."
+        ),
+    ),
+    ("history_rows_total", "counter", "Rows of history written since the daemon's start."),
+    (
+        "history_rows_lost_total",
+        "counter",
+        "Rows of history that could not be written since the daemon's start.",
+    ),
+    (
         "gpu_throttle_seconds_total",
         "counter",
         (

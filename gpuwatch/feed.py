@@ -155,7 +155,7 @@ class Feed:
 
     def poll(self, now_ns: int) -> list[Tick]:
         """Read what has come and return the ticks that can be closed."""
-        self._look_for_manifests()
+        self.look_for_manifests()
         for path, ring in list(self.rings.items()):
             if ring.reader.intact:
                 self._read(ring)
@@ -182,7 +182,8 @@ class Feed:
         }
         self.ended = {entity: info for entity, info in self.ended.items() if entity in kept}
 
-    def _look_for_manifests(self) -> None:
+    def look_for_manifests(self) -> None:
+        """Attach the rings of manifests that are new or have changed."""
         for path in self._runtime.glob("*.json"):
             if path.stem in self.released or path.name == VERDICT:
                 continue

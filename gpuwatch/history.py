@@ -14,10 +14,8 @@ Unknown cells are NaN. Where there are no rows nobody watched, or a file was cut
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -27,6 +25,7 @@ import numpy.typing as npt
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.codec import BlockReader, Head, damaged, decode_columns, decode_events, decode_head
 from gpuwatch.errors import RecordingError
+from gpuwatch.quota import stamped_ns
 from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.window import TICK_NS
 
@@ -37,8 +36,6 @@ FILE_NS = 3600 * SECOND_NS
 FOREVER_NS = 2**63 - 1
 
 T = TypeVar("T")
-
-_NAME = re.compile(r"(\d{8}T\d{6}Z)(?:-(\d+))?")
 
 
 class Piece(NamedTuple):
@@ -87,24 +84,18 @@ class History:
                 signals is None or column.name in signals or column.signal.name in signals
             )
 
-        def decode(head: Head, raw: bytes, path: Path) -> Piece:
-            wanted = [i for i, column in enumerate(head.rings[0].columns) if chosen(column)]
-            due, values = decode_columns(raw, head.rings, wanted, path)
-            times = due + _offset_ns(head)
-            inside = (times >= from_ns) & (times < to_ns)
-            columns = tuple(head.rings[0].columns[i] for i in wanted)
-            return Piece(head, columns, times[inside], values[inside])
-
         for path in self._files(from_ns, to_ns):
-            for piece in self._blocks(path, ROWS, decode):
-                if len(piece.time_ns):
-                    yield piece
+            for piece in self._pieces(path, chosen):
+                inside = (piece.time_ns >= from_ns) & (piece.time_ns < to_ns)
+                if inside.any():
+                    times, values = piece.time_ns[inside], piece.values[inside]
+                    yield piece._replace(time_ns=times, values=values)
 
     def events(self, from_ns: int, to_ns: int) -> Iterator[Event]:
         """Yield what happened in that time; `time_ns` of these events is wall time."""
 
         def decode(head: Head, raw: bytes, path: Path) -> list[Event]:
-            offset = _offset_ns(head)
+            offset = offset_ns(head)
             events = decode_events(raw, path)
             return [replace(event, time_ns=event.time_ns + offset) for event in events]
 
@@ -135,32 +126,43 @@ class History:
             gaps.append((reached, to_ns))
         return gaps
 
+    def newest(self) -> Piece | None:
+        """Return the newest rows, without columns, None if there are none."""
+        for path in reversed(self._files(0, FOREVER_NS)):
+            *_, last = None, *self._pieces(path, lambda _: False)
+            if last is not None:
+                return last
+        return None
+
     def span(self) -> tuple[int, int] | None:
         """Return the times of the oldest row and of the newest, None if there are no rows."""
-        files = self._files(0, FOREVER_NS)
-        first = next(filter(len, map(self._times, files)), None)
-        last = next(filter(len, map(self._times, reversed(files))), None)
-        return None if first is None or last is None else (int(first[0]), int(last[-1]))
-
-    def _times(self, path: Path) -> npt.NDArray[np.int64]:
-        """Return the times of a file's rows."""
-
-        def decode(head: Head, raw: bytes, path: Path) -> npt.NDArray[np.int64]:
-            return decode_columns(raw, head.rings, (), path)[0] + _offset_ns(head)
-
-        return np.concatenate([np.empty(0, np.int64), *self._blocks(path, ROWS, decode)])
+        oldest = next(self.read(0, FOREVER_NS, signals=()), None)
+        newest = self.newest()
+        if oldest is None or newest is None:
+            return None
+        return int(oldest.time_ns[0]), int(newest.time_ns[-1])
 
     def _files(self, from_ns: int, to_ns: int) -> list[Path]:
         """Return the files that may have something of that time, in the order of writing."""
         found = []
         for path in self.directory.glob(f"*{SUFFIX}"):
-            name = _NAME.fullmatch(path.stem)
-            if name is not None:
-                start = datetime.strptime(f"{name[1]}+0000", "%Y%m%dT%H%M%SZ%z")
-                start_ns = int(start.timestamp()) * SECOND_NS
-                if start_ns < to_ns and from_ns <= start_ns + SECOND_NS + FILE_NS:
-                    found.append((start_ns, int(name[2] or 0), path))
-        return [path for *_, path in sorted(found)]
+            start_ns = stamped_ns(path.name)
+            if start_ns is None or start_ns >= to_ns:
+                continue
+            if start_ns + SECOND_NS + FILE_NS >= from_ns:
+                found.append((start_ns, len(path.name), path))
+        return [path for *_, path in sorted(found)]  # of one second: Z, Z-1, ..., Z-10
+
+    def _pieces(self, path: Path, chosen: Callable[[Column], bool]) -> Iterator[Piece]:
+        """Yield a file's rows."""
+
+        def decode(head: Head, raw: bytes, path: Path) -> Piece:
+            columns = head.rings[0].columns
+            wanted = [index for index, column in enumerate(columns) if chosen(column)]
+            due, values = decode_columns(raw, head.rings, wanted, path)
+            return Piece(head, tuple(columns[i] for i in wanted), due + offset_ns(head), values)
+
+        return (piece for piece in self._blocks(path, ROWS, decode) if len(piece.time_ns))
 
     def _blocks(
         self, path: Path, kind: bytes, decode: Callable[[Head, bytes, Path], T]
@@ -182,6 +184,6 @@ class History:
                 self.faults.append(str(error))
 
 
-def _offset_ns(head: Head) -> int:
+def offset_ns(head: Head) -> int:
     """Return what turns a monotonic time of the file into wall time."""
     return head.clocks[0].wall_ns(0)

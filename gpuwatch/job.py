@@ -13,7 +13,7 @@ from typing import Any
 from gpuwatch.capabilities import confine
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 
-MODULES = {"recorder": "gpuwatch.recording"}
+MODULES = {"recorder": "gpuwatch.recording", "salvage": "gpuwatch.salvage"}
 OUTPUT_BYTES = 64 * 1024
 
 

@@ -6,11 +6,12 @@ it is whole; until then `.tmp` follows it, readable up to its last whole block. 
 slices of a second over all rings, so a file cut short is cut in time, and replay can stream.
 """
 
+import errno
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from gpuwatch.codec import (
     write_all,
 )
 from gpuwatch.errors import ConfigError, GpuwatchError, RecordingError
+from gpuwatch.quota import is_full
 from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Entity, Event
 from gpuwatch.source import EntityInfo, constant_from_json
@@ -47,6 +49,7 @@ SORT = "recording"
 HEAD, ROWS, EVENTS, ALERTS, END = b"HEAD", b"ROWS", b"EVNT", b"ALRT", b"END\0"
 SLICE_NS = SECOND_NS
 FILE_MODE = 0o640
+NICE = 10  # a job on the node goes first, evidence can wait a little
 
 
 class EventsBlock(NamedTuple):
@@ -206,8 +209,14 @@ def record(settings: Mapping[str, Any]) -> dict[str, Any]:
     compressed afterwards: memory is bounded by the rings' size, and nothing is overwritten
     meanwhile.
 
-    Raises RecordingError if no ring has such a row, OSError if the file cannot be written.
+    Raises RecordingError if no ring has such a row, OSError if the file cannot be written, or if
+    less of the disk is free than `free_ratio` (optional).
     """
+    output = Path(settings["output"])
+    free_ratio = float(settings.get("free_ratio", 0))
+    if is_full(output.parent, free_ratio):
+        fault = f"less than {free_ratio:.0%} of the disk is free"
+        raise OSError(errno.ENOSPC, fault, str(output.parent))
     names = {Entity(*old): Entity(*new) for old, new in settings.get("names", ())}
     since, until = int(settings["since_ns"]), int(settings["until_ns"])
     taken = []
@@ -215,7 +224,6 @@ def record(settings: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(OSError, ConfigError):
             taken.append(_take(Path(path), names, since, until))
     held = [ring.rows["time_ns"] for ring in taken if len(ring.rows)]
-    output = Path(settings["output"])
     if not held:
         raise RecordingError(f"{output}: no ring has rows of that time: ask for a later one")
     start = max(since, int(min(times[0] for times in held)))
@@ -274,15 +282,21 @@ def _take(path: Path, names: Mapping[Entity, Entity], since: int, until: int) ->
         reader.close()
 
 
-def main() -> int:
-    """Record as the settings on standard input say; answer with one line of JSON."""
+def run(work: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Do what the settings on standard input say; answer with one line of JSON.
+
+    An answer may have `error`, and `full` if there was no room.
+    """
+    os.nice(NICE)
     try:
-        result: dict[str, Any] = record(json.load(sys.stdin.buffer))
+        result = work(json.load(sys.stdin.buffer))
     except GpuwatchError as error:
         result = {"error": str(error)}
     except OSError as error:
         fix = "make room there or choose another state directory (--path.state)"
-        result = {"error": f"{error.filename or 'recording'}: {error.strerror}: {fix}"}
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fault = f"{error.filename or 'recording'}: {error.strerror}: {fix}"
+        result = {"error": fault, "full": full}
     except SHAPE_ERRORS as error:
         result = {"error": f"recorder settings: {type(error).__name__}: {error}"}
     sys.stdout.write(json.dumps(result) + "\n")
@@ -290,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(record))

@@ -3,25 +3,20 @@
 import json
 import math
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.clock import monotonic_ns
 from gpuwatch.control import Connection, Message
 from gpuwatch.facts import answers, seen_rates, seen_slots
-from gpuwatch.feed import entities_of
 from gpuwatch.lease import HOLDERS
 from gpuwatch.signals import HOST, Event
-from gpuwatch.source import constant_to_json
-from gpuwatch.status import alert_json
 from gpuwatch.store import SlotRow
 from gpuwatch.topology import in_bus_order
 
 if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
 
-RECORD_DEADLINE_SECONDS = 120.0
 MAX_RECORD_SECONDS = 3600.0
 MAX_LEASE_SECONDS = 7 * 86400.0
 FREE = ("status", "inventory")  # for every user of the machine
@@ -68,16 +63,6 @@ def _float(number: float) -> float:
 def _brief(daemon: "Daemon") -> Message:
     keys = ("version", "source", "ready", "ticks_closed", "alerts", "sources", "state")
     return {key: daemon.status()[key] for key in keys if key in daemon.status()}
-
-
-def _sampled_events(daemon: "Daemon", since_ns: int) -> list[dict[str, Any]]:
-    """Return what happened, without what the rules said of it: a replay judges again."""
-    rules = {rule for rule, _ in daemon.engine.transitions}
-    return [
-        event.to_json()
-        for event in daemon.events
-        if event.time_ns >= since_ns and event.name.rpartition("_")[0] not in rules
-    ]
 
 
 def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: float) -> None:
@@ -215,46 +200,4 @@ def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:
             {"error": f"last_seconds {seconds:g}: more than 0, at most {MAX_RECORD_SECONDS:g}"}
         )
         return
-    now = monotonic_ns()
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    manifests = daemon.feed.manifests.values()
-    names = {old: info.entity for old, info in daemon.feed.ended.items()}
-    names |= {old: new for m in manifests for old, new in m.names.items()}
-    known = entities_of(manifests)
-    here = {info.entity for info in known}
-    ended = [info for info in daemon.feed.ended.values() if info.entity not in here]
-    since = now - int(seconds * SECOND_NS)
-    directory = daemon.state / "recordings"
-    try:
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-    except OSError as error:
-        connection.send({"error": f"{directory}: {error.strerror}: make it writable"})
-        return
-    settings = {
-        "output": str(directory / f"{stamp}-{daemon.recordings_begun:04d}.gwr"),
-        "rings": daemon.feed.ring_paths(),
-        "since_ns": since,
-        "until_ns": now,
-        "names": [[old, new] for old, new in names.items()],
-        "entities": [info.to_json() for info in [*known, *ended]],
-        "constants": {
-            m.duty: [constant_to_json(column, value) for column, value in m.constants]
-            for m in manifests
-        },
-        "events": _sampled_events(daemon, since),
-        "alerts": [alert_json(alert) for alert in daemon.engine.alerts()],
-        "config": daemon.config,
-    }
-
-    def done(result: Message) -> None:
-        output = result["output"].strip().splitlines()
-        if result["status"] == 0 and output:
-            daemon.recordings += 1
-            connection.send(json.loads(output[-1]))
-        elif output:
-            connection.send(json.loads(output[-1]))
-        else:
-            connection.send({"error": "the recorder ended without a word: see the log"})
-
-    daemon.recordings_begun += 1  # two of one second are two files
-    daemon.supervisor.spawn("recorder", settings, RECORD_DEADLINE_SECONDS, done)
+    daemon.recorder.request(seconds, connection.send)

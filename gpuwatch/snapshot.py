@@ -43,6 +43,7 @@ class Snapshot:
     change, both with GPUs named by number. `transitions` counts by (rule, new state) and holds
     every pair from the start; `released` says of each thing that can be released whether it is.
     `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
+    `recordings_skipped` counts by reason.
     `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
     """
 
@@ -63,6 +64,9 @@ class Snapshot:
     gpus_expected: int | None = None
     verdict: Mapping[str, Any] | None = None
     recordings: int = 0
+    recordings_skipped: Mapping[str, int] = field(default_factory=dict)
+    history_rows: int = 0
+    history_rows_lost: int = 0
 
     def live(self, entity: Entity, name: str) -> Window | None:
         """Return the column's newest window with a known value, None if the last two have none."""

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,8 +24,9 @@ from gpuwatch.tmpfs import ring_directory
 
 log = logging.getLogger("gpuwatch.supervisor")
 
+CRASHED = "crashed"  # in the directory of the rings: those of a gpuwatch that was killed
 VALIDATION_NS = 30 * SECOND_NS
-# The sockets and rings of children, by duty and generation, the daemon's socket and verdict, and how
+# Sockets and rings of children, by duty and generation, the daemon's socket and verdict, and how
 # far the kernel log was told.
 _OURS = re.compile(r"control\.sock|verdict\.json|kmsg\.position|\w+\.\d+\.(sock|[\w.~]+\.ring)")
 
@@ -110,6 +112,7 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
         rings = ring_directory(runtime)
         if rings != runtime:
             stack.callback(_remove, rings)
+        put_aside(runtime, rings)
         _clear(runtime, rings)
         sockets = [
             stack.enter_context(listen(address)) for address in config["web"]["listen_addresses"]
@@ -125,6 +128,7 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
             for path in state.glob("gpuwatch.sqlite*"):
                 path.unlink()
         yield sockets, rings
+        shutil.rmtree(rings / CRASHED, ignore_errors=True)
         _clear(runtime, rings)
 
 
@@ -138,20 +142,45 @@ def _refuse_foreign(runtime: Path) -> None:
 
 def _clear(runtime: Path, rings: Path) -> None:
     """Remove what only a running daemon needs, and nothing that somebody else keeps there."""
-    manifests = [path for path in runtime.glob("*.json") if path.is_file() and _is_manifest(path)]
+    manifests = [path for path in runtime.glob("*.json") if path.is_file() and _manifest(path)]
     # By glob: a directory that somebody removed under way holds nothing.
     left = [path for path in (*runtime.glob("*"), *rings.glob("*")) if _OURS.fullmatch(path.name)]
     for path in (*manifests, *left):
         path.unlink(missing_ok=True)
 
 
-def _is_manifest(path: Path) -> bool:
-    """Say whether a sampler or a replay wrote this: any duty's name may have been recorded."""
+def put_aside(runtime: Path, rings: Path) -> None:
+    """Move away the rings that a gpuwatch left that was killed, for the daemon to save."""
+    crashed = rings / CRASHED
+    shutil.rmtree(crashed, ignore_errors=True)
+    left = [path for path in rings.glob("*.ring") if _OURS.fullmatch(path.name)]
+    if not left:
+        return
+    place = os.statvfs(rings)
+    if place.f_bavail * place.f_frsize < sum(path.stat().st_size for path in left):
+        log.warning("%s: no room beside the rings of a gpuwatch that was killed: not kept", rings)
+        return
+    crashed.mkdir(0o750)
+    for path in left:
+        path.rename(crashed / path.name)
+    for path in runtime.glob("*.json"):
+        if path.is_file() and (said := _manifest(path)):
+            there = [crashed / Path(ring).name for ring in said["rings"]]
+            said["rings"] = [str(ring) for ring in there if ring.exists()]
+            (crashed / path.name).write_text(json.dumps(said))
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return what a sampler or a replay wrote; {} of another's file.
+
+    The name says nothing: any duty's may have been recorded.
+    """
     try:
         said = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(said, dict) and said.keys() >= {"duty", "generation", "rings"}
+        return {}
+    ours = isinstance(said, dict) and said.keys() >= {"duty", "generation", "rings"}
+    return said if ours else {}
 
 
 def _remove(rings: Path) -> None:

@@ -59,7 +59,10 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         gpus_pci=daemon.gpus_pci,
         gpus_expected=daemon.gpus_expected,
         verdict=judge(alerts) if daemon.ticks else None,
-        recordings=daemon.recordings,
+        recordings=daemon.recorder.saved,
+        recordings_skipped=daemon.recorder.skipped,
+        history_rows=daemon.archive.rows,
+        history_rows_lost=daemon.archive.rows_lost,
     )
 
 
@@ -162,7 +165,11 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
             {**event.to_json(), "time": wall_text(clocks.wall_ns(event.time_ns))}
             for event in list(daemon.events)[-EVENTS_SHOWN:]
         ],
-        "state": {"path": str(daemon.state), "fault": daemon.store.fault},
+        "state": {
+            "path": str(daemon.state),
+            "fault": daemon.store.fault,
+            "history_fault": daemon.archive.fault,
+        },
     }
 
 

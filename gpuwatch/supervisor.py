@@ -23,7 +23,7 @@ from gpuwatch.errors import INTERNAL, USAGE
 from gpuwatch.job import Job
 from gpuwatch.process import Process, cause
 from gpuwatch.reload import Reload
-from gpuwatch.startup import Validation, prepared
+from gpuwatch.startup import CRASHED, Validation, prepared
 
 log = logging.getLogger("gpuwatch.supervisor")
 
@@ -39,7 +39,7 @@ MAX_DELAY_SECONDS = 10.0
 
 # Config sections that a child must be started anew for; a sampler also for that of its own name.
 SAMPLER_SECTIONS = frozenset({"simulated", "ring", "collectors", "log"})
-DAEMON_SECTIONS = frozenset({"rules", "gpus", "ring", "collectors", "log"})
+DAEMON_SECTIONS = frozenset({"rules", "gpus", "ring", "recorder", "history", "collectors", "log"})
 
 
 def run(request: Mapping[str, Any]) -> int:
@@ -192,6 +192,7 @@ class Supervisor:
                         "config": self.config,
                         "channel": theirs.fileno(),
                         "sockets": descriptors[1:],
+                        "crashed": str(self.rings / CRASHED),
                     },
                     generation=self._generation,
                     death_signal=signal.SIGKILL,  # it must not hold the port when we are gone

@@ -197,6 +197,9 @@ def snapshot(count=8):
         gpus_pci=count,
         gpus_expected=count,
         recordings=1,
+        recordings_skipped={"quiet": 2, "disk_full": 0, "failed": 0},
+        history_rows=240,
+        history_rows_lost=0,
     )
 
 

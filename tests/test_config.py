@@ -144,8 +144,8 @@ def test_file_changes_defaults_and_flags_change_the_file(write):
             "seed = 3",
             (
                 "config.toml:1: seed: unknown key "
-                "(known: paths, web, log, ring, collectors, state, counters, host, network,"
-                " simulated, gpus, rules)"
+                "(known: paths, web, log, ring, recorder, history, collectors, state, counters,"
+                " host, network, simulated, gpus, rules)"
             ),
         ),
         (

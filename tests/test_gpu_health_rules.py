@@ -73,6 +73,11 @@ HOST_TABLE = [
     ([(600, node(gpus_visible=9.0, gpus_expected=8.0))], set()),
     ([(600, node(gpus_visible=7.0))], set()),
     ([(600, node(gpus_expected=8.0))], set()),
+    # No room for recordings and history, for a minute.
+    ([(60, node(recorder_disk_full=1.0))], set()),
+    ([(61, node(recorder_disk_full=1.0))], {"recorder_disk_full"}),
+    ([(900, node(recorder_disk_full=0.0))], set()),
+    ([(61, node(recorder_disk_full=1.0)), (120, node(recorder_disk_full=0.0))], set()),
     # Nothing of the driver's can be said while its library does not fit; that is a warning.
     ([(60, node(driver_mismatch=1.0))], set()),
     ([(61, node(driver_mismatch=1.0))], {"driver_mismatch"}),

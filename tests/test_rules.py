@@ -317,6 +317,7 @@ def test_rules_are_complete_and_their_names_unique():
         "driver_mismatch": "warning",
         "source_failing": "warning",
         "sampler_late": "info",
+        "recorder_disk_full": "warning",
         "input_starved": "info",
         "gpu_xid": "critical",
         "gpu_xid_warning": "warning",

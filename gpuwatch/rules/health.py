@@ -31,4 +31,15 @@ RULES = (
         window_seconds=600,
         for_seconds=600,
     ),
+    Rule(
+        name="recorder_disk_full",
+        severity="warning",
+        per="host",
+        help="No recording and no history has been written for a minute: too little of the disk is "
+        "free.",
+        next_step="Make room on the disk of the state directory, or keep the state on another one.",
+        judge=lambda view: view.highest("recorder_disk_full"),
+        limit=1.0,
+        for_seconds=60,
+    ),
 )

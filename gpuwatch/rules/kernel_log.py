@@ -91,6 +91,7 @@ RULES = (
         limit=1.0,
         window_seconds=3600,
         detect=lambda view: seen(view, WARNING),
+        record=True,
     ),
     Rule(
         name="pcie_errors",
