@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpuwatch.burst import Burst
 from gpuwatch.count import Count
 from gpuwatch.pace import Pace
+from gpuwatch.rises import Rises
 from gpuwatch.signals import UNKNOWN_INTEGER
 
 SECOND = 1_000_000_000
@@ -149,3 +150,30 @@ def test_a_read_that_took_long_says_no_rate():
     burst.add(12 * MILLISECOND, 20 * MILLISECOND, 20_000, math.inf)
     burst.add(30 * MILLISECOND, 30 * MILLISECOND, 30_000, math.inf)
     assert burst.peak == pytest.approx(1e6)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 1, 1, 5, 40, -3]), st.integers(0, 3)), max_size=60),
+    st.integers(0, 8),
+)
+def test_rises_agree_with_a_recount(steps, delay):
+    """Over any span, over gaps and going back; what is held back counts later."""
+    rises, kept, now = Rises(20 + delay, delay), [], 100
+    for jump, increase in steps:
+        now += jump
+        rises.push(now, float(increase))
+        kept = [row for row in kept if now - 20 - delay < row[0] < now] + [(now, increase)]
+        for span in (1, 7, 20):
+            newest = now - delay
+            expected = sum(rise for at, rise in kept if newest - span < at <= newest)
+            assert rises.over(span) == expected
+
+
+def test_rises_that_are_held_back_can_be_dropped():
+    """Dropped is what is younger than the delay, and nothing else."""
+    rises = Rises(100, 10)
+    for now in (10, 15, 20):
+        rises.push(now, 1.0)
+    rises.drop_open()
+    rises.push(40, 0.0)
+    assert rises.over(100) == 1.0
