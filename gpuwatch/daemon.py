@@ -45,7 +45,14 @@ UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
 WARNINGS = frozenset(
     {"sampling_budget", "gpu_lost", "gpu_unreachable", "clock_step", "suspended", "tick_failed"}
-    | {OWN_OOM_KILL, OVERRUN, "rdma_device_lost", "rdma_quarantined", "rdma_unit_fault"}
+    | {
+        OWN_OOM_KILL,
+        OVERRUN,
+        "recording_failed",
+        "rdma_device_lost",
+        "rdma_quarantined",
+        "rdma_unit_fault",
+    }
 )
 FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every tick must not fill the log
 
@@ -101,6 +108,7 @@ class Daemon:
         self._verdict = VerdictFile(self.runtime)
         self._verdict_fault = ""
         self._body = Body(b"")
+        self._shown = False
         self._status: dict[str, Any] = {}
         self._store_fault = ""
         self._fault = ""
@@ -208,7 +216,11 @@ class Daemon:
             self.note(Event(now_ns, HOST, "clock_step", detail))
         if suspend_ns:
             self.note(Event(now_ns, HOST, "suspended", f"{suspend_ns / SECOND_NS:.0f} s"))
-        self._hand_to_archive(stepped=bool(step_ns or suspend_ns))
+        stepped = bool(step_ns or suspend_ns)
+        if stepped or self.archive.is_due(now_ns):
+            constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}
+            kept = self.recorder.kept
+            self.archive.hand_over(self.feed.entities, constants, kept, stepped=stepped)
         if self.store.fault != self._store_fault:
             self._store_fault = self.store.fault
             log.warning("state: %s", self._store_fault or "written to disk again")
@@ -223,10 +235,6 @@ class Daemon:
                 stuck=report.get("stuck", False),
                 cpu_seconds=self.processor_time.look(duty, pid),
             )
-
-    def _hand_to_archive(self, *, stepped: bool) -> None:
-        constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}
-        self.archive.hand_over(self.feed.entities, constants, self.recorder.kept, stepped=stepped)
 
     def _look_at_gpus(self) -> None:
         """Compare the GPUs, and the links, that are here with those that belong here."""
@@ -274,8 +282,8 @@ class Daemon:
         ]
 
     def ready(self) -> bool:
-        """Return whether a window was closed yet."""
-        return self.ticks_closed > 0
+        """Return whether a closed window is shown yet."""
+        return self._shown
 
     def _render(self) -> None:
         shown = snapshot(self)
@@ -283,6 +291,7 @@ class Daemon:
             self._keep_verdict(shown.verdict)
         self._body = Body(self.exposition.render(shown))
         self._status = describe(self, shown)
+        self._shown = bool(self.ticks)
 
     def _keep_verdict(self, verdict: Mapping[str, Any]) -> None:
         fault = self._verdict.publish(verdict)

@@ -130,7 +130,7 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
     return {
         "version": __version__,
         "source": daemon.config["source"],
-        "ready": daemon.ready(),
+        "ready": bool(daemon.ticks),
         "ticks_closed": daemon.ticks_closed,
         "time_ns": clocks.monotonic_ns,
         "realtime_ns": clocks.realtime_ns,

@@ -19,15 +19,15 @@ from gpuwatch.tmpfs import ring_directory
 def quiet(*sources: str) -> str:
     """Return a config of these sources alone, gentle on the machine the tests run on.
 
-    What is tested does not depend on the rate.
+    What is tested does not depend on the rate. More keys of [state] may follow.
     """
     return f"""
 {only(*sources)}
+[counters]
+budget_ratio = 1
 [state]
 period_ms = 5
 realtime = false
-budget_ratio = 1
-[counters]
 budget_ratio = 1
 """
 

@@ -461,7 +461,7 @@ def test_wall_clock_steps(tmp_path: Path) -> None:
         config=config,
         environment={**os.environ, **changed},
     ) as running:
-        wait_for(lambda: running.alert("gpu_lost"))
+        wait_for(lambda: running.alert("gpu_lost") and running.alert("gpu_missing"))
 
         def alerts() -> list[tuple[str, list[str], str, int]]:
             return [
@@ -591,9 +591,10 @@ def test_reload_of_one_duty(tmp_path: Path) -> None:
 
 def test_collector_switched_off_and_on(tmp_path: Path) -> None:
     """A reload without a collector ends its sampler and its series; with it they come back."""
-    off = SIMULATED + "[collectors]\nnvml_state = false\n"
+    config = quiet("nvml_state", "host")
+    off = config.replace("nvml_state = true", "nvml_state = false")
     up = ("gpuwatch_source_up", 'source="nvml_state"')
-    with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
+    with Running(tmp_path, "--source", "simulated", config=config) as running:
         wait_for(lambda: samples(running) > 0)
         state = running.child("state")
         running.config.write_text(off)
@@ -601,7 +602,7 @@ def test_collector_switched_off_and_on(tmp_path: Path) -> None:
         wait_for(lambda: gone(state))
         # The daemon is started anew for this: it may end while it answers.
         wait_for(lambda: running.is_ready() and answered(lambda: running.value(*up) is None))
-        running.config.write_text(SIMULATED)
+        running.config.write_text(config)
         running.process.send_signal(signal.SIGHUP)
         wait_for(lambda: running.is_ready() and answered(lambda: running.value(*up) == 1))
         assert running.stop() == 0
