@@ -68,7 +68,7 @@ class PcieBytes:
 
     @property
     def period_ns(self) -> int:
-        """How often to read: 4 times while a counter comes round 3 times at the link's highest rate.
+        """How often to read: 4 times in 3 rounds of a counter at the link's highest rate.
 
         A read of both costs 0.5 to 0.8 ms of a core (H200), so no more often than lateness asks.
         """
