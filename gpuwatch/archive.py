@@ -121,6 +121,10 @@ class Archive:
         if self._on:
             self._events.append(event)
 
+    def is_due(self, now_ns: int) -> bool:
+        """Say whether it is time to hand over."""
+        return now_ns - self._handed_ns >= BATCH_NS
+
     def hand_over(
         self,
         infos: Sequence[EntityInfo],
@@ -129,16 +133,14 @@ class Archive:
         *,
         stepped: bool = False,
     ) -> None:
-        """Have everything written that was taken in, if it is time to, or if the clock `stepped`.
+        """Have everything written that was taken in.
 
-        What was taken in before a step has the wall time from before it.
+        If the clock has `stepped` just now, that has the wall time from before the step.
         """
         now = read_clocks()
-        if not stepped:
-            if now.monotonic_ns - self._handed_ns < BATCH_NS:
-                return
-            if abs(self._clocks.wall_ns(now.monotonic_ns) - now.realtime_ns) > DRIFT_NS:
-                self._clocks = now
+        drift_ns = abs(self._clocks.wall_ns(now.monotonic_ns) - now.realtime_ns)
+        if drift_ns > DRIFT_NS and not stepped:
+            self._clocks = now
         self._handed_ns = now.monotonic_ns
         batch = None
         if self._times:

@@ -1,89 +1,55 @@
 """The flight recorder: saves what the rings hold when a rule sees something, and when asked to.
 
-A recording begins some seconds before what set it off and ends some seconds after; whatever else is
-seen meanwhile shares it. A child writes it, one at a time, so a burst of alerts costs no more.
+Children do the work: a recorder copies rings into a file, a salvage looks after what a gpuwatch or
+a recorder left that was killed.
 """
 
-import functools
 import json
-import logging
-import re
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks
 from gpuwatch.control import Message
 from gpuwatch.feed import Feed, entities_of
-from gpuwatch.quota import stamp, stamped_ns
 from gpuwatch.siblings import Done
 from gpuwatch.signals import HOST, Entity, Event
 from gpuwatch.source import constant_to_json
 from gpuwatch.status import alert_json
+from gpuwatch.takes import SUFFIX, Key, Take, Takes
 
 if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
 
-log = logging.getLogger("gpuwatch.evidence")
-
 DEADLINE_SECONDS = 120.0
-SETTLE_NS = SECOND_NS  # after this all rows and events of an instant are there
-MARGIN_NS = 5 * SECOND_NS  # what a ring is about to overwrite cannot be counted on
-NAMES_KEPT = 100
-NAME_LENGTH = 120
-CRASH = "crash"
+CRASH, REQUEST = "crash", "request"  # in the place of a rule in a recording's name
 REASONS = ("quiet", "disk_full", "failed")
-
-_NOT_IN_NAMES = re.compile(r"[^\w.]+")
-
-Key = tuple[str, Entity]
-
-
-@dataclass(slots=True)
-class _Take:
-    """A recording to be made of the time from `since_ns` up to `until_ns`."""
-
-    name: str
-    since_ns: int
-    until_ns: int
-    keys: list[Key] = field(default_factory=list)
-
-    @property
-    def cause(self) -> str:
-        """What it shows, in words."""
-        return ", ".join(f"{rule} on {entity}" for rule, entity in self.keys)
 
 
 class FlightRecorder:
-    """Decides what is recorded.
+    """Has recordings made, and tells alerts which one shows them.
 
     `saved` counts recordings that were completed, `skipped` by reason those that were wanted and
-    are not there.
+    were not made.
     """
 
     def __init__(self, daemon: "Daemon") -> None:
-        config = daemon.config["recorder"]
         self.saved = 0
         self.skipped: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._daemon = daemon
         self._directory = daemon.state / "recordings"
-        self._free_ratio = config["free_ratio"]
-        self._before_ns = int(config["before_seconds"] * SECOND_NS)
-        self._after_ns = int(config["after_seconds"] * SECOND_NS)
-        self._reach_ns = int(daemon.config["ring"]["seconds"]) * SECOND_NS - MARGIN_NS
-        self._quiet_ns = int(config["quiet_seconds"] * SECOND_NS)
         self._rules = {rule.name for rule in daemon.engine.rules if rule.record}
-        self._takes: deque[_Take] = deque()
-        self._running: _Take | None = None
-        self._names: deque[str] = deque(maxlen=NAMES_KEPT)
-        # The newest recording of each, also of earlier daemons; its name tells its time.
-        self._newest = {
+        newest = {
             (row.rule, Entity(row.entity_kind, row.entity_id)): row.recording
             for row in daemon.store.load_alerts()
             if row.recording
         }
+        config = daemon.config
+        self._takes = Takes(config["recorder"], config["ring"]["seconds"], newest)
+        self._told: set[Key] = set()  # alerts that know their recording since this start
+        self._busy: set[str] = set()  # recordings that a child works on
+        self._cut: dict[str, list[Key]] = {}  # those whose child failed, with what they show
 
     @property
     def kept(self) -> set[str]:
@@ -92,137 +58,103 @@ class FlightRecorder:
 
     def hear(self, events: Iterable[Event]) -> None:
         """Plan a recording of what rules said, if they ask for one."""
+        clocks = read_clocks()
         for event in events:
             rule, _, what = event.name.rpartition("_")
-            if rule in self._rules and what in ("detected", "firing"):
-                self._plan((rule, event.entity), event.time_ns)
+            if rule not in self._rules or what not in ("detected", "firing"):
+                continue
+            key = (rule, event.entity)
+            if not self._takes.plan(key, event.time_ns, clocks.wall_ns(event.time_ns)):
+                self.skipped["quiet"] += 1
+                self._show([key], self._takes.newest[key])
 
     def look(self, now_ns: int) -> None:
-        """Start the next recording when its time is over."""
-        if self._running is not None or not self._takes:
+        """Start the next recording once its time is over."""
+        take = self._takes.begin(now_ns)
+        if take is None:
             return
-        if now_ns >= self._takes[0].until_ns + SETTLE_NS:
-            self._start(self._takes.popleft())
 
-    def request(self, last_seconds: float, answer: Callable[[Message], object]) -> None:
+        def done(said: Message) -> None:
+            self._takes.running = None
+            if "path" in said:
+                self._show(take.keys, take.name)
+                text = f"{take.cause}; {said['rows']} rows, {said['bytes']} bytes"
+                self._tell("recording_saved", f"{take.name}: {text}")
+            elif said.get("full"):  # again and again, for as long as the disk is
+                self.skipped["disk_full"] += 1
+                self._tell("recording_skipped", f"{said['error']}; of {take.cause}")
+            else:
+                self.skipped["failed"] += 1
+                self._cut[take.name] = take.keys
+                self._tell("recording_failed", f"{said['error']}; of {take.cause}")
+
+        archive = self._daemon.archive
+        if archive.full:
+            done({"error": archive.fault, "full": True})
+        else:
+            self._record(take, done)
+
+    def request(self, last_seconds: float, answer: Done) -> None:
         """Save the last seconds at once; `answer` gets the path, or the error."""
         now = read_clocks()
-        name = self._name(now.realtime_ns, "request")
+        name = self._takes.name(now.realtime_ns, REQUEST)
         since_ns = now.monotonic_ns - int(last_seconds * SECOND_NS)
-        take = _Take(name, since_ns, now.monotonic_ns)
+        self._record(Take(name, since_ns, now.monotonic_ns), answer)
 
-        def done(result: Message) -> None:
-            said = _said(result)
-            self.saved += "path" in said
-            answer(said)
-
-        self._spawn("recorder", self._settings(self._daemon.feed, take), done)
-
-    def salvage(self, crashed: Path) -> None:
-        """Save what a gpuwatch that was killed has left: its rings, unfinished recordings."""
-        settings: dict[str, Any] = {"unfinished": self._unfinished()}
-        if crashed.is_dir():
+    def salvage(self, crashed: Path | None = None) -> None:
+        """Have saved what somebody left who was killed: recordings, and rings in `crashed`."""
+        paths = [p for p in self._directory.glob(f"*{SUFFIX}.tmp") if p.stem not in self._busy]
+        settings: dict[str, Any] = {"unfinished": [str(path) for path in paths]}
+        if crashed is not None and crashed.is_dir():
             settings |= {"crashed": str(crashed), "recording": self._of_crash(crashed)}
-        if any(settings.values()):
-            self._spawn("salvage", settings, self._salvaged)
-
-    def _plan(self, key: Key, time_ns: int) -> None:
-        if any(key in take.keys for take in (*self._takes, self._running) if take):
+        elif not paths:
             return
-        wall_ns = read_clocks().wall_ns(time_ns)
-        newest = self._newest.get(key, "")
-        age_ns = wall_ns - (stamped_ns(newest) or 0)
-        if 0 <= age_ns < self._quiet_ns:
-            self.skipped["quiet"] += 1
-            self._daemon.engine.set_recording(*key, newest)  # a restart may have forgotten it
-            return
-        take = self._takes[-1] if self._takes else None
-        if take is None or time_ns > take.until_ns:
-            name = self._name(wall_ns, f"{key[0]}-{key[1]}")
-            take = _Take(name, time_ns - self._before_ns, time_ns)
-            self._takes.append(take)
-        take.keys.append(key)
-        until_ns = min(time_ns + self._after_ns, take.since_ns + self._reach_ns)
-        take.until_ns = max(take.until_ns, until_ns)
 
-    def _start(self, take: _Take) -> None:
-        if self._daemon.archive.full:
-            self._miss(take, "disk_full", self._daemon.archive.fault)
-            return
-        self._running = take
-        settings = self._settings(self._daemon.feed, take)
-        self._spawn("recorder", settings, functools.partial(self._finish, take))
+        def done(said: Message) -> None:
+            for name in said.get("adopted", ()):
+                self._show(self._cut.pop(name, []), name)
+                self._tell("recording_saved", f"{name}: cut short, its recorder was killed")
+            if "saved" in said:
+                self.saved += 1
+                name, rows = Path(said["saved"]["path"]).name, said["saved"]["rows"]
+                text = f"{name}: {rows} rows from before gpuwatch was killed"
+                self._tell("rings_saved", text)
+            if "error" in said:
+                self._tell("recording_failed", f"{said['error']}; what was left is lost")
 
-    def _finish(self, take: _Take, result: Message) -> None:
-        """Tell what became of a recording; of one that took too long a part may be left."""
-        said = _said(result)
-        self._running = None
-        if "path" in said:
-            self.saved += 1
-            text = f"{take.cause}; {said['rows']} rows, {said['bytes']} bytes"
-            self._tell(take.name, text, take.keys)
-            return
-        self._miss(take, "disk_full" if said.get("full") else "failed", said["error"])
-        if unfinished := self._unfinished():
-            done = functools.partial(self._salvaged, keys={take.name: take.keys})
-            self._spawn("salvage", {"unfinished": unfinished}, done)
-
-    def _miss(self, take: _Take, reason: str, text: str) -> None:
-        self.skipped[reason] += 1
-        event = Event(monotonic_ns(), HOST, "recording_failed", f"{text}; of {take.cause}")
-        self._daemon.note(event)
-
-    def _tell(self, name: str, text: str, keys: Iterable[Key]) -> None:
-        """Say that there is a recording, also to the alerts it is of."""
-        for key in keys:
-            self._newest[key] = name
-            self._daemon.engine.set_recording(*key, name)
-        self._daemon.note(Event(monotonic_ns(), HOST, "recording_saved", f"{name}: {text}"))
-
-    def _salvaged(self, result: Message, keys: Mapping[str, Sequence[Key]] = {}) -> None:
-        said = _said(result)
-        for name in said.get("adopted", ()):
-            self._tell(name, "cut short, its recorder was killed", keys.get(name, ()))
-        if "saved" in said:
-            self.saved += 1
-            name, rows = Path(said["saved"]["path"]).name, said["saved"]["rows"]
-            text = f"{name}: {rows} rows from before gpuwatch was killed"
-            self._daemon.note(Event(monotonic_ns(), HOST, "rings_saved", text))
-        if "error" in said:
-            log.warning("left by a gpuwatch that was killed, and lost: %s", said["error"])
-
-    def _unfinished(self) -> list[str]:
-        busy = f"{self._running.name}.tmp" if self._running else ""
-        return [str(path) for path in self._directory.glob("*.gwr.tmp") if path.name != busy]
+        self._spawn("salvage", settings, done)
 
     def _of_crash(self, crashed: Path) -> dict[str, Any] | None:
         """Return the recorder's settings for rings that were left, None if none are wanted."""
         feed = Feed(crashed, self._daemon.store, {}, 0.0)
         feed.look_for_manifests()
         readers = [ring.reader for ring in feed.rings.values()]
-        if not readers:
-            return None
-        wall_ns = read_clocks().wall_ns(max(reader.heartbeat_ns for reader in readers))
-        take = _Take(self._name(wall_ns, CRASH), 0, monotonic_ns())
-        settings = self._settings(feed, take)
-        settings["rings"] = [str(path) for path in crashed.glob("*.ring")]  # also of older children
+        heartbeat_ns = max((reader.heartbeat_ns for reader in readers), default=0)
         for reader in readers:
             reader.close()
-        before = [stamped_ns(path.name) or 0 for path in self._directory.glob(f"*-{CRASH}*.gwr")]
-        if before and 0 <= wall_ns - max(before) < self._quiet_ns:
-            self.skipped["quiet"] += 1  # one that is killed again and again must not fill the disk
+        wall_ns = read_clocks().wall_ns(heartbeat_ns)
+        before = [path.name for path in self._directory.glob(f"*-{CRASH}*{SUFFIX}")]
+        if not readers:
             return None
+        if any(self._takes.is_quiet(name, wall_ns) for name in before):
+            self.skipped["quiet"] += 1  # who is killed again and again must not fill the disk
+            return None
+        settings = self._settings(feed, Take(self._takes.name(wall_ns, CRASH), 0, heartbeat_ns))
+        settings["rings"] = [str(path) for path in crashed.glob("*.ring")]  # also of older children
         return settings
 
-    def _name(self, wall_ns: int, what: str) -> str:
-        """Return a file name that nobody has: several of one second are numbered."""
-        base = f"{stamp(wall_ns)}-{_NOT_IN_NAMES.sub('-', what)[:NAME_LENGTH]}"
-        numbers = ("", *(f"-{number}" for number in range(2, NAMES_KEPT + 2)))
-        name = next(f"{base}{number}.gwr" for number in numbers if base + number not in self._names)
-        self._names.append(name.removesuffix(".gwr"))
-        return name
+    def _record(self, take: Take, done: Done) -> None:
+        def finished(said: Message) -> None:
+            self.saved += "path" in said
+            self._busy.discard(take.name)
+            done(said)
+            if "error" in said:
+                self.salvage()
 
-    def _settings(self, feed: Feed, take: _Take) -> dict[str, Any]:
+        self._busy.add(take.name)
+        self._spawn("recorder", self._settings(self._daemon.feed, take), finished)
+
+    def _settings(self, feed: Feed, take: Take) -> dict[str, Any]:
         daemon = self._daemon
         manifests = feed.manifests.values()
         alerts = [
@@ -245,10 +177,10 @@ class FlightRecorder:
             "events": self._sampled_events(take),
             "alerts": alerts,
             "config": daemon.config,
-            "free_ratio": self._free_ratio,
+            "free_ratio": daemon.config["recorder"]["free_ratio"],
         }
 
-    def _sampled_events(self, take: _Take) -> list[dict[str, Any]]:
+    def _sampled_events(self, take: Take) -> list[dict[str, Any]]:
         """Return what happened, without what the rules said of it: a replay judges again."""
         rules = {rule for rule, _ in self._daemon.engine.transitions}
         return [
@@ -258,13 +190,27 @@ class FlightRecorder:
             and event.name.rpartition("_")[0] not in rules
         ]
 
-    def _spawn(self, kind: str, settings: Mapping[str, Any], done: Done) -> None:
+    def _spawn(self, kind: str, settings: dict[str, Any], done: Done) -> None:
+        """Have a child do something; `done` gets what it said."""
         try:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._daemon.supervisor.spawn(kind, settings, DEADLINE_SECONDS, done)
+            self._daemon.supervisor.spawn(
+                kind, settings, DEADLINE_SECONDS, lambda result: done(_said(result))
+            )
         except OSError as error:
-            fault = f"{error.filename or 'recorder'}: {error.strerror}: make it writable"
-            done({"output": json.dumps({"error": fault})})
+            place = error.filename or f"the {kind} cannot be started"
+            done({"error": f"{place}: {error.strerror}: make it writable"})
+
+    def _show(self, keys: Iterable[Key], name: str) -> None:
+        """Tell alerts the recording that shows them, those that do not know it."""
+        for key in keys:
+            if key not in self._told or self._takes.newest.get(key) != name:
+                self._takes.newest[key] = name
+                self._told.add(key)
+                self._daemon.engine.set_recording(*key, name)
+
+    def _tell(self, event: str, detail: str) -> None:
+        self._daemon.note(Event(monotonic_ns(), HOST, event, detail))
 
 
 def _said(result: Message) -> dict[str, Any]:
@@ -272,6 +218,6 @@ def _said(result: Message) -> dict[str, Any]:
     try:
         said: dict[str, Any] = json.loads(result["output"].splitlines()[-1])
     except (ValueError, IndexError):
-        late = f"not done in {DEADLINE_SECONDS:g} s" if result.get("late") else "see the log"
+        late = f"killed after {DEADLINE_SECONDS:g} s" if result.get("late") else "see the log"
         return {"error": f"the recorder ended without a word: {late}"}
     return said

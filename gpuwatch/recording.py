@@ -294,9 +294,9 @@ def run(work: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
         result = {"error": str(error)}
     except OSError as error:
         fix = "make room there or choose another state directory (--path.state)"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fault = f"{error.filename or 'recording'}: {error.strerror}: {fix}"
-        result = {"error": fault, "full": full}
+        result = {"error": f"{error.filename or 'recording'}: {error.strerror}: {fix}"}
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            result["full"] = True
     except SHAPE_ERRORS as error:
         result = {"error": f"recorder settings: {type(error).__name__}: {error}"}
     sys.stdout.write(json.dumps(result) + "\n")

@@ -21,7 +21,7 @@ log = logging.getLogger("gpuwatch.daemon")
 PACKET_BYTES = 256 * 1024
 RELEASE_NS = 15 * SECOND_NS  # a child that stands still outside a call is killed after 10 s
 
-Done = Callable[[Message], None]
+Done = Callable[[Message], object]
 
 
 class SupervisorChannel:

@@ -124,9 +124,10 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
         except ConfigError as fault:
             log.warning("%s: state is kept in memory only", fault)
         made_up = config["source"]["kind"] != "nvml"
-        if made_up and state.is_relative_to(runtime):  # alerts of another run are none of this one
+        if made_up and state.is_relative_to(runtime):  # another run's past is none of this one's
             for path in state.glob("gpuwatch.sqlite*"):
                 path.unlink()
+            shutil.rmtree(state / "history", ignore_errors=True)
         yield sockets, rings
         shutil.rmtree(rings / CRASHED, ignore_errors=True)
         _clear(runtime, rings)
