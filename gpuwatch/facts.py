@@ -45,11 +45,12 @@ def links_expected(daemon: "Daemon") -> dict[Entity, int]:
 
 
 def seen_slots(daemon: "Daemon") -> dict[Entity, SlotRow]:
-    """Return what each GPU tells of itself now; those that tell no uuid are left out."""
+    """Return what each GPU that answers tells of itself; those that tell no uuid are left out."""
     found = {}
     for info in daemon.feed.entities:
         gpu, labels = info.entity, info.labels
-        if gpu.kind == "gpu" and labels.get("uuid") and labels.get("pci_bus_id"):
+        told = gpu.kind == "gpu" and labels.get("uuid") and labels.get("pci_bus_id")
+        if told and answers(daemon, gpu):
             found[gpu] = SlotRow(
                 pci_bus_id=labels["pci_bus_id"],
                 uuid=labels["uuid"],

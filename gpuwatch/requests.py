@@ -118,26 +118,31 @@ def _resume(daemon: "Daemon", connection: Connection, what: str) -> None:
 def _present(daemon: "Daemon") -> list[str]:
     """Return the addresses of the GPUs that are here.
 
-    A container sees the bus of its host, or none: there those count that tell who they are.
+    A container sees the bus of its host, or none: there those count that its driver lists.
     """
     if daemon.addresses and not daemon.inventory.given:
         return daemon.addresses
-    return in_bus_order(slot.pci_bus_id for slot in seen_slots(daemon).values())
+    gpus = [info for info in daemon.feed.entities if info.entity.kind == "gpu"]
+    return in_bus_order(gpu.labels["pci_bus_id"] for gpu in gpus if "pci_bus_id" in gpu.labels)
 
 
 def _inventory(daemon: "Daemon") -> Message:
     """Return what belongs here, slot by slot, and how what is here compares."""
     present = _present(daemon)
-    seen = {slot.pci_bus_id: (gpu, slot.uuid) for gpu, slot in seen_slots(daemon).items()}
+    seen = {slot.pci_bus_id: slot.uuid for slot in seen_slots(daemon).values()}
+    silent = {
+        info.labels.get("pci_bus_id")
+        for info in daemon.feed.entities
+        if info.entity.kind == "gpu" and answers(daemon, info.entity) is False
+    }
 
     def state(slot: SlotRow) -> str:
-        gpu, uuid = seen.get(slot.pci_bus_id, (None, slot.uuid))
         if slot.pci_bus_id not in present:
             return "gone"
-        if uuid != slot.uuid:
-            return "replaced"
-        up = None if gpu is None else answers(daemon, gpu)
-        return "unknown" if up is None else "present" if up else "silent"
+        if slot.pci_bus_id in silent:
+            return "silent"
+        uuid = seen.get(slot.pci_bus_id)
+        return "unknown" if uuid is None else "present" if uuid == slot.uuid else "replaced"
 
     slots = daemon.inventory.slots
     return {
@@ -147,7 +152,7 @@ def _inventory(daemon: "Daemon") -> Message:
                 "gpu": daemon.store.numbers.get(address),
                 "state": state(slots[address]),
                 **slots[address]._asdict(),
-                "uuid_now": seen[address][1] if address in seen else None,
+                "uuid_now": seen.get(address),
             }
             for address in in_bus_order(slots)
         ],
@@ -157,15 +162,14 @@ def _inventory(daemon: "Daemon") -> Message:
 def _accept(daemon: "Daemon", connection: Connection) -> None:
     """Take what is here for what belongs here; GPUs are numbered anew if that changes a number."""
     seen = seen_slots(daemon)
-    up = [gpu for gpu in seen if answers(daemon, gpu)]
-    if not up or daemon.config["source"]["kind"] == "replay":
-        what = "no GPU answers now" if not up else "a recording's GPUs are as they were"
+    if not seen or daemon.config["source"]["kind"] == "replay":
+        what = "a recording's GPUs are as they were" if seen else "no GPU answers now"
         connection.send({"error": f"{what}: there is nothing to accept"})
         return
     present = _present(daemon)
     gone = daemon.inventory.accept(present, seen.values())
     daemon.inventory.accept_ports(seen_rates(daemon))
-    acknowledged = sum(map(daemon.engine.acknowledge, up))
+    acknowledged = sum(map(daemon.engine.acknowledge, seen))
     text = f"{len(present)} GPUs, gone: {', '.join(gone) or 'none'}"
     daemon.note(Event(monotonic_ns(), HOST, "inventory_accepted", text))
     others = in_bus_order(set(daemon.addresses) - set(present))  # a container's host has them

@@ -162,6 +162,27 @@ def test_a_gpu_that_is_gone_after_a_restart(tmp_path: Path) -> None:
         assert list(slots(running)) == [address_of(node.script.devices[i]) for i in (0, 2)]
 
 
+def test_a_gpu_that_goes_while_gpuwatch_runs(tmp_path: Path) -> None:
+    """What was accepted as gone is not learned again from what its sampler still remembers."""
+    node = Node(tmp_path, 2)
+    with node.running(config=QUIET + QUICK) as running:
+        wait_for(lambda: running.value("gpuwatch_gpus_visible") == 2)
+        wait_for(lambda: len(slots(running)) == 2)
+        gone = unplug(node, 0)
+        wait_for(lambda: (running.alert("gpu_missing") or {}).get("value") == 1)
+        wait_for(lambda: slots(running)[gone]["state"] == "gone")
+        daemon = running.child("daemon")
+        answer = command(running, "inventory", "accept")
+        assert f"{gone}: no longer belongs here" in answer.stdout
+        wait_for(lambda: running.child("daemon") != daemon)
+        wait_for(running.is_ready)
+        uuid = node.script.devices[1]["uuid"]
+        wait_for(lambda: running.value("gpuwatch_gpu_up", 'gpu="0"', uuid) == 1)
+        assert running.value("gpuwatch_gpus_expected") == 1
+        assert len(slots(running)) == 1
+        wait_for(lambda: not running.status()["alerts"])
+
+
 def test_all_gpus_gone_after_a_restart(tmp_path: Path) -> None:
     """A driver that works and lists no GPU leaves nothing to watch, and all of them missing."""
     node = Node(tmp_path, 2)
