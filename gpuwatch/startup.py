@@ -28,7 +28,7 @@ CRASHED = "crashed"  # in the directory of the rings: those of a gpuwatch that w
 VALIDATION_NS = 30 * SECOND_NS
 # Sockets and rings of children, by duty and generation, the daemon's socket and verdict, and how
 # far the kernel log was told.
-_OURS = re.compile(r"control\.sock|verdict\.json|kmsg\.position|\w+\.\d+\.(sock|[\w.~]+\.ring)")
+_OURS = re.compile(r"control\.sock|verdict\.json|kmsg\.position|\w+\.\d+\.(sock|[-\w.~]+\.ring)")
 
 
 class Validation:

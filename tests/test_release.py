@@ -19,6 +19,7 @@ from gpuwatch.control import request
 from gpuwatch.errors import ControlError
 from gpuwatch.lease import HOLDERS, Leases
 from gpuwatch.store import LeaseRow, Store
+from gpuwatch.tmpfs import ring_directory
 
 UP = ("gpuwatch_gpu_up", 'gpu="0"')
 RELEASED = ("gpuwatch_released", 'what="gpus"')
@@ -94,6 +95,9 @@ def test_a_driver_of_another_version_is_put_in_place(tmp_path: Path) -> None:
         assert restarts(running, "state") == restarts(running, "daemon") == 0
         assert [event["name"] for event in running.events("released")] == ["released"]
         assert command(running, "resume", "gpus").stdout == "gpus: not released\n"
+        rings = ring_directory(running.runtime)
+        assert running.stop() == 0
+        assert not list(rings.glob("*.ring"))
 
 
 def test_what_is_released_is_not_judged(tmp_path: Path) -> None:
