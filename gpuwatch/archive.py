@@ -157,7 +157,7 @@ class Archive:
             self._lay_out()
 
     def close(self) -> None:
-        """Write what is left; a disk that hangs is not waited for."""
+        """Wait for what was handed over to be written, unless the disk hangs."""
         deadline = time.monotonic() + CLOSE_SECONDS
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=CLOSE_SECONDS)
@@ -209,7 +209,12 @@ class Archive:
             full = False
             try:
                 full = self._do(work)
-                fault = f"{self._state}: less than {self._free_ratio:.0%} is free" if full else ""
+                if full:
+                    fault = f"{self._state}: less than {self._free_ratio:.0%} is free"
+                elif work.batch is not None or self.full:
+                    fault = ""
+                else:  # nothing was tried
+                    fault = self.fault
             except OSError as error:
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 fault = f"{error.filename or self._state}: {error.strerror}"

@@ -135,6 +135,7 @@ class Daemon:
             time.sleep(max(0.01, LOOK_SECONDS - (time.monotonic() - start)))
         self.web.stop()
         self.control.close()
+        self._write_history()
         self.archive.close()
         self.store.close()
         if not self.child.stopping:
@@ -218,9 +219,7 @@ class Daemon:
             self.note(Event(now_ns, HOST, "suspended", f"{suspend_ns / SECOND_NS:.0f} s"))
         stepped = bool(step_ns or suspend_ns)
         if stepped or self.archive.is_due(now_ns):
-            constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}
-            kept = self.recorder.kept
-            self.archive.hand_over(self.feed.entities, constants, kept, stepped=stepped)
+            self._write_history(stepped=stepped)
         if self.store.fault != self._store_fault:
             self._store_fault = self.store.fault
             log.warning("state: %s", self._store_fault or "written to disk again")
@@ -235,6 +234,11 @@ class Daemon:
                 stuck=report.get("stuck", False),
                 cpu_seconds=self.processor_time.look(duty, pid),
             )
+
+    def _write_history(self, *, stepped: bool = False) -> None:
+        constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}
+        kept = self.recorder.kept
+        self.archive.hand_over(self.feed.entities, constants, kept, stepped=stepped)
 
     def _look_at_gpus(self) -> None:
         """Compare the GPUs, and the links, that are here with those that belong here."""

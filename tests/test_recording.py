@@ -478,7 +478,7 @@ def test_recorder_cuts_all_rings_by_time(tmp_path: Path) -> None:
     ("request_changes", "says"),
     [
         ({"rings": []}, "no ring has rows of that time"),
-        ({"output": "/nonexistent/o.gwr"}, "/nonexistent/o.gwr.tmp: No such file or directory"),
+        ({"output": "/nonexistent/o.gwr"}, "/nonexistent: No such file or directory"),
         ({"since_ns": "soon"}, "recorder settings"),
     ],
 )
