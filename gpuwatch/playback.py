@@ -102,8 +102,7 @@ class Playback:
                 if len(block.rows):
                     track = self._track_of[block.ring]
                     waiting.append(Piece(track, block.period_ns, block.rows))
-        end = self.reader.head.end_ns if self.reader.complete else floor
-        while start + TICK_NS <= end:
+        while start + TICK_NS <= self.reader.end_ns:
             yield _cut(start, waiting, events)
             start += TICK_NS
 

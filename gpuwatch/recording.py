@@ -152,13 +152,16 @@ class RecordingWriter:
 class RecordingReader:
     """Reads a recording, whole or cut short; iterate it any number of times.
 
-    `complete` says whether the last iteration came to the end block. Memory stays at one block.
+    After an iteration `complete` says whether it came to the end block, and `end_ns` up to when
+    nothing is missing: of a file that was cut short the last part, at most a second more than what
+    is not there. Memory stays at one block.
     Raises RecordingError: not a recording, no whole block, or one that makes no sense.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.complete = False
+        self.end_ns = 0
         self._file = BlockReader(path, SORT)
         try:
             first = next(self._file.blocks(self._file.start), None)
@@ -173,16 +176,18 @@ class RecordingReader:
             raise
 
     def __iter__(self) -> Iterator[RowsBlock | EventsBlock | AlertsBlock]:
-        self.complete = False
+        self.complete, self.end_ns = False, self.head.start_ns
         for block in self._file.blocks(self._rows_start):
             if block.kind == ROWS:
-                yield decode_rows(block.raw, self.head.rings, self.path)
+                rows = decode_rows(block.raw, self.head.rings, self.path)
+                self.end_ns = rows.floor_ns
+                yield rows
             elif block.kind == EVENTS:
                 yield EventsBlock(decode_events(block.raw, self.path))
             elif block.kind == ALERTS:
                 yield AlertsBlock(decode_list(block.raw, self.path))
             elif block.kind == END:
-                self.complete = True
+                self.complete, self.end_ns = True, self.head.end_ns
                 return
 
     def close(self) -> None:

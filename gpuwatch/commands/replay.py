@@ -75,7 +75,8 @@ def _judge(path: Path, overrides: dict[str, dict[str, object]], seconds: float |
                 print(_line(alert, end_ns - start_ns, reader.head))
     reader.close()
     span = _clock(((end_ns or 0) - (start_ns or 0)) // SECOND_NS)
-    cut = "" if reader.complete or seconds else " (it was cut short)"
+    lost = (reader.head.end_ns - reader.end_ns) / SECOND_NS
+    cut = "" if reader.complete or seconds else f" (cut short: the last {lost:.1f} s are missing)"
     detected = [f"{rule} {count}" for rule, count in engine.detections.items() if count]
     print(
         f"{path}: {span} judged{cut}: "
