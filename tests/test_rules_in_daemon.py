@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from node import QUIET, Node
+import pytest
+from node import QUIET, Node, quiet
 from running import Running, wait_for
 
 SOON = "".join(
@@ -60,6 +61,23 @@ def test_call_that_does_not_return(tmp_path: Path) -> None:
         assert fires(running, "gpu_hung")["entity"] == ["gpu", "1"]
         assert running.alert("gpu_hung", "0") is None
         assert running.value("gpuwatch_alert_firing", 'alert="gpu_hung"', 'gpu="2"') == 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rule", "value"),
+    [("nvlink-down", "gpu_nvlink_down", 1), ("pcie-degraded", "gpu_pcie_degraded", 0.5)],
+)
+def test_link_that_got_worse(tmp_path: Path, scenario: str, rule: str, value: float) -> None:
+    """A link that has less than it had, or than its slot can, is told of its GPU alone."""
+    config = (
+        f"{quiet('nvml_state', 'nvml_counters')}[simulated]\ngpus = 4\nfault_after_seconds = 4.0\n"
+    )
+    config += f"[rules.{rule}]\nfor_seconds = 1.0\n"
+    with Running(tmp_path, "--source", f"simulated:{scenario}", config=config) as running:
+        alert = fires(running, rule)
+        assert (alert["entity"], alert["value"]) == (["gpu", "2"], value)
+        told = [one for one in running.status()["alerts"] if one["entity"][0] == "gpu"]
+        assert [one["rule"] for one in told] == [rule]
 
 
 def test_reasons_that_are_no_faults(tmp_path: Path) -> None:
