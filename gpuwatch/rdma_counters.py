@@ -12,6 +12,7 @@ from gpuwatch.network_signals import PORT_COUNTERS, PortCounter
 from gpuwatch.rdma_ports import RdmaPort
 
 BYTES_OF_A_FILE = 64
+NO_COUNT = 2**61  # nothing counts so far: all ones, say, is what a device that is gone answers
 REPRESENTOR = "vport_"  # what mlx5 puts before a counter's name in switchdev mode
 # Answers of files that a device simply does not have.
 ABSENT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES})
@@ -31,14 +32,14 @@ class Cell:
     places: tuple[int, ...] = ()
 
     def take(self, answer: Sequence[int]) -> int:
-        """Read and return the count; raises OSError, or ValueError if it is no number."""
-        if len(self.files) == 1:
-            return self.count.take(int(os.pread(self.files[0], BYTES_OF_A_FILE, 0)))
+        """Read and return the count; raises OSError, or ValueError if it is none."""
         raw = 0
         for file in self.files:
             raw += int(os.pread(file, BYTES_OF_A_FILE, 0))
         for place in self.places:
             raw += answer[place]
+        if not 0 <= raw < NO_COUNT:
+            raise ValueError(f"{raw} is no count")
         return self.count.take(raw)
 
     def close(self) -> None:

@@ -16,7 +16,10 @@ BITS_OF_A_BYTE = 8
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """A port of a device; `path` is its folder and `interfaces` the NICs its link runs over."""
+    """A port of a device; `path` is its folder and `interfaces` the NICs its link runs over.
+
+    Its `rate` is not among the labels yet: the device's firmware must answer that, and may not.
+    """
 
     device: str
     number: int
@@ -88,7 +91,6 @@ def _port(sysfs: Path, device: Path, number: int) -> RdmaPort:
         "device": device.name,
         "port": str(number),
         "link_layer": text(path / "link_layer"),
-        "rate": text(path / "rate"),
         "board_id": text(device / "board_id"),
         "firmware": text(device / "fw_ver"),
         "node_guid": text(device / "node_guid"),

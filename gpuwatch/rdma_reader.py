@@ -26,7 +26,7 @@ from gpuwatch.network_signals import (
 )
 from gpuwatch.nldev import Link, Table
 from gpuwatch.rdma_counters import Cell, cells, name_of
-from gpuwatch.rdma_ports import RdmaPort
+from gpuwatch.rdma_ports import RdmaPort, text
 from gpuwatch.rdma_state import UP, PortState
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column
 
@@ -102,6 +102,7 @@ class RdmaReader:
         self._cells = [cell for cell in found if cell.counter.tells != "bytes"]
         self._bursts = [Burst() for _ in self.bytes_cells]
         self.state.open(sysfs)
+        self.port.labels["rate"] = text(self.port.path / "rate")
         self.alive = True
         self.retry_ns = 0
         self._errors.update(errors)

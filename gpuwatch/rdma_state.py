@@ -1,5 +1,6 @@
 """The state of an RDMA port: whether it is up, whether somebody switched it off, its rate."""
 
+import contextlib
 import math
 import os
 from collections.abc import MutableSequence
@@ -57,7 +58,9 @@ class PortState:
             gauges[UP] = float(texts["state"].startswith(ACTIVE))
             self.seen(gauges[UP] == 1)
         if "flags" in texts:
-            gauges[ENABLED] = float(bool(int(texts["flags"], 16) & IFF_UP))
+            gauges[ENABLED] = UNKNOWN_GAUGE
+            with contextlib.suppress(ValueError):  # cut short while the interface goes
+                gauges[ENABLED] = float(bool(int(texts["flags"], 16) & IFF_UP))
         elif "phys_state" in texts:
             gauges[ENABLED] = float(not texts["phys_state"].startswith(DISABLED))
         rate = texts.get("rate", b"").decode(errors="replace").strip()

@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import os
+import signal
 import sqlite3
 
 import pytest
 from rdma_tree import Tree
-from running import Running, wait_for
+from running import Running, descendants, wait_for
 
 from gpuwatch.sources import SOURCES
 
@@ -34,9 +36,9 @@ def tree(tmp_path):
     return Tree(tmp_path / "sys")
 
 
-def running(tmp_path, tree, *arguments):
+def running(tmp_path, tree, *arguments, config=QUICK):
     flags = ("--path.sysfs", str(tree.root), *ONLY_NETWORK, *arguments)
-    return Running(tmp_path, *flags, config=QUICK)
+    return Running(tmp_path, *flags, config=config)
 
 
 def stored(daemon):
@@ -135,6 +137,59 @@ def test_a_link_that_is_slower_after_a_restart_is_noticed(tree, tmp_path):
     with running(tmp_path, tree) as daemon:
         alert = wait_for(lambda: daemon.alert("rdma_degraded", "mlx5_0/1"))
         assert (alert["state"], alert["value"]) == ("pending", 0.5)
+
+
+def test_firmware_that_does_not_say_a_rate_holds_up_its_own_port_alone(tree, tmp_path):
+    """The rate is asked of the device: who waits for it is known, also at the start."""
+    for number in range(2):
+        tree.mlx5(number)
+        tree.interface(f"ib{number}", f"mlx5_{number}")
+    hung = tree.port("mlx5_0") / "rate"
+    hung.unlink()
+    os.mkfifo(hung)
+    with running(
+        tmp_path, tree, config=QUICK.replace("[network]", "[network]\ninit_deadline_seconds = 2.0")
+    ) as daemon:
+        wait_for(lambda: daemon.value("gpuwatch_rdma_port_up", 'device="mlx5_1"') == 1)
+        assert daemon.value("gpuwatch_rdma_port_up", 'device="mlx5_0"') is None
+        wait_for(
+            lambda: (
+                daemon.value("gpuwatch_nic_carrier_changes_total", 'interface="ib0"') is not None
+            )
+        )
+        assert "mlx5_0/1 holds a driver call" in daemon.log()
+        children = [pid for pid, _ in descendants(daemon.process.pid)]
+    for pid in children:  # one is in the call, and nobody ends it
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_what_is_no_count_is_unknown_and_no_count_falls(tree, tmp_path):
+    """All ones, numbers below 0 and texts, as of a device that is going: the rest is read on."""
+    tree.mlx5(0, layer="Ethernet")
+    tree.mlx5(1)
+    tree.interface("eth0", "mlx5_0")
+    counts = ("port_data_received_bytes", "local_ack_timeout_errors", "rx_write_requests")
+    names = [f"gpuwatch_rdma_{count}_total" for count in counts]
+    with running(tmp_path, tree) as daemon:
+        wait_for(lambda: daemon.value(names[0], 'device="mlx5_0"'))
+        files = ("port_rcv_data", "local_ack_timeout_err", "rx_write_requests")
+
+        def errors():
+            return daemon.value("gpuwatch_source_errors_total", 'error="no number"') or 0.0
+
+        for text in (str(2**64 - 1), "-5", "N/A", "", "9" * 40):
+            before = [daemon.value(name, 'device="mlx5_0"') for name in names]
+            tree.show("mlx5_0", **dict.fromkeys(files, text))
+            (tree.root / "class/net/eth0/flags").write_text(text)
+            enough = errors() + 6
+            wait_for(lambda enough=enough: errors() > enough)
+            assert [daemon.value(name, 'device="mlx5_0"') for name in names] == before
+        tree.show("mlx5_0", port_rcv_data=51_282_200, local_ack_timeout_err=6, rx_write_requests=9)
+        wait_for(lambda: daemon.value(names[1], 'device="mlx5_0"') == 6)
+        assert daemon.value(names[0], 'device="mlx5_0"') == 4 * 51_282_200
+        assert daemon.value("gpuwatch_rdma_port_up", 'device="mlx5_1"') == 1
+        assert restarts(daemon) == 0
 
 
 @pytest.mark.parametrize(
