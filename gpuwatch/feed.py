@@ -27,6 +27,7 @@ log = logging.getLogger("gpuwatch.feed")
 GRACE_NS = 300_000_000
 MANIFEST_BYTES = 16 * 1024 * 1024
 LATE_PERIODS = 10  # a read this late is no longer one of its own time
+STARTING_NS = 10 * SECOND_NS  # no source is called down in the first seconds of all
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 
 
@@ -95,6 +96,7 @@ class Feed:
         self._constants: dict[Entity, dict[str, float]] = {}
         self._links: dict[Entity, tuple[Entity, ...]] = {}
         self._next_end_ns = 0
+        self._starting_until_ns = 0
         # Entities that are no more, by the names they have in rings that are still kept.
         self.ended: dict[Entity, EntityInfo] = {}
         # What the daemon itself knows of the node, for the rules: values by entity and name.
@@ -165,6 +167,7 @@ class Feed:
                 del self.rings[path]
         if not self._next_end_ns:
             self._next_end_ns = self._first_end(now_ns)
+            self._starting_until_ns = now_ns + STARTING_NS
         ticks: list[Tick] = []
         while len(ticks) < CATCH_UP_TICKS and self._complete(self._next_end_ns, now_ns):
             ticks.append(self._close(self._next_end_ns))
@@ -309,6 +312,9 @@ class Feed:
                 for name, value in values.items()
             )
         for source, up in fed.items():
+            starting = self._duties[source] not in self.manifests
+            if starting and not up and end_ns < self._starting_until_ns:
+                continue  # its sampler has had no time to open it
             if states.get(source) not in NOT_PLANNED:
                 tick.windows[Entity("source", source)] = {
                     "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),

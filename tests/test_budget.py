@@ -9,6 +9,7 @@ from gpuwatch import sampler
 from gpuwatch.budget import PATIENCE, ROOM, STEP, Budget
 from gpuwatch.clock import MILLISECOND_NS
 from gpuwatch.sampler import BUDGET_PERIOD_NS, Sampler, Task
+from gpuwatch.source import Opened
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.0001, 0.9))
@@ -43,13 +44,18 @@ def test_one_quiet_look_changes_nothing():
 
 def test_what_was_asked_for_stays_beside_the_budget(monkeypatch):
     """A source made slower on request stays so however little it uses; the budget multiplies."""
-    config = {"paths": {"runtime": ""}, "state": {"budget_ratio": 0.05}}
-    child = SimpleNamespace(config=config)
+    config = {
+        "paths": {"runtime": ""},
+        "ring": {"seconds": 60},
+        "state": {"budget_ratio": 0.05},
+    }
+    child = SimpleNamespace(config=config, settings={"ring_directory": ""}, generation=1)
     duty = Sampler(child, "state", [SimpleNamespace(name="nvml_state")])
-    group = SimpleNamespace(period_ns=MILLISECOND_NS)
+    group = SimpleNamespace(period_ns=MILLISECOND_NS, drain=None)
     writer = SimpleNamespace(set_period=lambda period_ns: None)
     task = Task("nvml_state", group, writer, MILLISECOND_NS)
     duty.tasks.append(task)
+    duty.opened["nvml_state"] = Opened(())
     now, cpu = 1, 0.0
     monkeypatch.setattr(sampler.time, "process_time", lambda: cpu)
     duty._keep_budget(now)

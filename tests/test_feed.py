@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from gpuwatch.feed import CATCH_UP_TICKS, GRACE_NS, Feed
+from gpuwatch.feed import CATCH_UP_TICKS, GRACE_NS, STARTING_NS, Feed
 from gpuwatch.ring import RingReader, RingSchema, RingWriter
 from gpuwatch.signals import HOST, Column, Entity, Event, Kind, Signal
 from gpuwatch.source import EntityInfo
@@ -195,14 +195,16 @@ def test_a_feed_goes_no_further_back_than_rings_are_kept(tmp_path):
 
 
 def test_without_rings_ticks_close_all_the_same(tmp_path):
-    """A source that never came up is down from the first tick on."""
+    """A source that never came up is down, but not before its sampler had time to open it."""
     feed = feed_of(tmp_path)
     assert feed.poll(BASE + 10) == []
-    ticks = feed.poll(BASE + TICK_NS + GRACE_NS)
+    ticks = feed.poll(BASE + STARTING_NS + TICK_NS + GRACE_NS)
+    ticks += feed.poll(BASE + STARTING_NS + TICK_NS + GRACE_NS)
 
-    assert spans(ticks) == [0]
-    assert up(ticks[0]) == 0
-    assert list(ticks[0].windows) == [Entity("source", "nvml_state")]
+    assert spans(ticks) == list(range(41))
+    assert up(ticks[0]) is None
+    assert up(ticks[-1]) == 0
+    assert list(ticks[-1].windows) == [Entity("source", "nvml_state")]
 
 
 def test_two_generations_in_one_tick_add_up(tmp_path):

@@ -206,8 +206,8 @@ def test_a_recording_over_a_change_has_both_layouts(tmp_path: Path) -> None:
         command += ["--path.runtime", str(running.runtime)]
         path = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
-    (tmp_path / "replay").mkdir()
-    with Running(tmp_path / "replay", "--source", f"replay:{path}") as running:
+    (tmp_path / "again").mkdir()
+    with Running(tmp_path / "again", "--source", f"replay:{path}") as running:
         wait_for(lambda: shares(running).keys() == {"1", "2"})
         wait_for(lambda: shares(running).keys() == {"7", "8", "9"})
         assert instances(running)["1"]["uuid"] == mig_uuid(0, 1)

@@ -1,6 +1,7 @@
 """RDMA ports from trees that stand for /sys: what each driver counts, and what goes wrong."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from rdma_tree import (
     Tree,
 )
 from reading import Reading
+from running import wait_for
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnsupported
@@ -519,11 +521,16 @@ def test_bytes_are_read_faster_where_that_is_cheap(tree):
         tree.mlx5(number)
     with reading(tree) as rdma:
         assert rdma.group("bytes").period_ns == 100_000_000
-        for _ in range(100):
-            rdma.group("bytes").read()
-        rdma.housekeep(HOUR)
-        assert rdma.group("bytes").period_ns == 10_000_000
-        assert "every 0.01 s" in rdma.told("rdma_pace")[0][1]
+
+        def faster():
+            for _ in range(100):
+                rdma.group("bytes").read()
+            rdma.housekeep(next(hours))
+            return rdma.group("bytes").period_ns == 10_000_000
+
+        hours = itertools.count(HOUR, HOUR)
+        wait_for(faster)  # not while the machine that tests has no time for it
+        assert "every 0.01 s" in rdma.told("rdma_pace")[-1][1]
 
 
 def test_bytes_are_never_read_faster_than_the_config_says(tree):

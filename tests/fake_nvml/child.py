@@ -74,7 +74,7 @@ def run(library: Path, script: Path, program: str) -> list[Any]:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     ).stdout
     return [json.loads(line) for line in output.splitlines()]
 
