@@ -42,8 +42,9 @@ class Pulse:
 
     def set_names(self, names: Sequence[str]) -> None:
         """Name the entities that `READING` counts, before the first of them is touched."""
-        text = "\n".join(names).encode()[: PAGE_BYTES - NAMES_OFFSET - 1]
-        self._map[NAMES_OFFSET : NAMES_OFFSET + len(text) + 1] = text + b"\0"
+        text = "\0".join(names).encode(errors="surrogateescape")
+        text = text[: PAGE_BYTES - NAMES_OFFSET - 2] + b"\0\0"
+        self._map[NAMES_OFFSET : NAMES_OFFSET + len(text)] = text
 
     def reading(self) -> str | None:
         """Return the entity whose driver call the child is in, None if it is in none."""
@@ -53,8 +54,8 @@ class Pulse:
 
     def names(self) -> list[str]:
         """Return the names set last: entities, or the reason of a child that is unavailable."""
-        text = self._map[NAMES_OFFSET:PAGE_BYTES].split(b"\0", 1)[0]
-        return text.decode(errors="replace").split("\n")
+        text = self._map[NAMES_OFFSET:PAGE_BYTES].split(b"\0\0", 1)[0]
+        return text.decode(errors="surrogateescape").split("\0")
 
     @property
     def phase(self) -> str:

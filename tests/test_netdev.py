@@ -1,9 +1,11 @@
 """The carrier of interfaces: real links in a network namespace, and trees that stand for /sys."""
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,10 @@ import pytest
 from rdma_tree import Tree
 from reading import Reading
 
+from gpuwatch.clock import monotonic_ns
 from gpuwatch.errors import SourceUnsupported
 from gpuwatch.network_signals import NIC_COUNTERS
+from gpuwatch.sources import ethtool
 from gpuwatch.sources.ethtool import Ethtool, chosen
 from gpuwatch.sources.netdev import Netdev
 
@@ -152,6 +156,37 @@ BNXT = [
     "pfc_pri3_tx_duration_us",
     "rx_fcs_err_frames",
 ]
+
+
+def test_a_driver_with_more_statistics_than_before_is_looked_at_anew(tree, monkeypatch):
+    """The kernel writes as many as there are, so it is asked only when there is room for them."""
+    tree.interface("eth0")
+    names = ["rx_discards_phy"]
+
+    def kernel(_descriptor, _request, interface):
+        (address,) = struct.unpack("16xP16x", interface)
+        command, number, mask, _ = struct.unpack("=IIQI", ctypes.string_at(address, 20))
+        if command == ethtool.GSSET_INFO:
+            answer = struct.pack("=IIQI", command, 0, mask, len(names))
+        elif command == ethtool.GSTRINGS:
+            texts = b"".join(name.encode().ljust(ethtool.NAME_BYTES, b"\0") for name in names)
+            answer = struct.pack("=III", command, number, len(names)) + texts
+        else:
+            assert number == len(names)
+            answer = struct.pack(f"=II{number}Q", command, number, *range(7, 7 + number))
+        ctypes.memmove(address, answer, len(answer))
+
+    monkeypatch.setattr(ethtool.fcntl, "ioctl", kernel)
+    with Reading(Ethtool(), tree.root, interfaces=["eth0"]) as source:
+        before = source.read("eth0")
+        assert list(before.values()) == [7]
+        names[:0] = [f"rx{queue}_packets" for queue in range(100)]
+        assert set(source.read("eth0").values()) == {None}
+        assert source.errors() == {"the driver's statistics changed": 1}
+        assert source.housekeep(monotonic_ns())
+        assert {
+            name: count and count - 100 for name, count in source.read("eth0").items()
+        } == before
 
 
 @pytest.mark.parametrize(

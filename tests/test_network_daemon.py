@@ -7,7 +7,8 @@ import signal
 import sqlite3
 
 import pytest
-from rdma_tree import Tree
+from prometheus_client.parser import text_string_to_metric_families
+from rdma_tree import MLX5_HW, MLX5_PMA, Tree
 from running import Running, descendants, wait_for
 
 from gpuwatch.sources import SOURCES
@@ -162,6 +163,20 @@ def test_firmware_that_does_not_say_a_rate_holds_up_its_own_port_alone(tree, tmp
     for pid in children:  # one is in the call, and nobody ends it
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["line\nbreak", 'a "quote" \\', "not UTF-8: \udcff"])
+def test_a_device_may_have_any_name(tree, tmp_path, name):
+    """Users choose names: nobody else is held up by a strange one, nor the page spoilt."""
+    tree.device(name, MLX5_PMA, MLX5_HW)
+    tree.mlx5(0)
+    with running(tmp_path, tree) as daemon:
+        wait_for(lambda: daemon.value("gpuwatch_rdma_port_up", 'device="mlx5_0"') == 1)
+        page = text_string_to_metric_families(daemon.get("/metrics")[1].decode())
+        (ports,) = (family for family in page if family.name == "gpuwatch_rdma_port_up")
+        shown = name.replace("\udcff", "?")
+        assert {sample.labels["device"] for sample in ports.samples} == {"mlx5_0", shown}
+        assert restarts(daemon) == 0
 
 
 def test_what_is_no_count_is_unknown_and_no_count_falls(tree, tmp_path):

@@ -5,7 +5,9 @@ Source: include/uapi/linux/ethtool.h of the kernel.
 """
 
 import array
+import errno
 import fcntl
+import os
 import re
 import socket
 import struct
@@ -27,6 +29,7 @@ NAME_BYTES = 32
 PERIOD_NS = 5 * SECOND_NS
 LOOK_NS = 60 * SECOND_NS
 INT64 = 2**63 - 1
+ROOM_BYTES = 1 << 16  # the kernel writes as many as there are now, whatever it was asked for
 
 
 @dataclass(slots=True)
@@ -134,10 +137,8 @@ class Ethtool:
 
     def _names(self, interface: str) -> list[str]:
         """Return the names of the driver's statistics, in order; raises OSError."""
-        count = struct.Struct("=IIQI")
-        answer = self._ask(interface, count.pack(GSSET_INFO, 0, 1 << SET_STATS, 0))
-        _, _, mask, total = count.unpack(answer)
-        if not mask:
+        total = self._count(interface)
+        if not total:
             return []
         head = struct.Struct("=III")
         answer = self._ask(
@@ -149,18 +150,27 @@ class Ethtool:
         ]
         return [text.split(b"\0")[0].decode(errors="replace") for text in texts]
 
+    def _count(self, interface: str) -> int:
+        """Return how many statistics the driver has now; raises OSError."""
+        count = struct.Struct("=IIQI")
+        answer = self._ask(interface, count.pack(GSSET_INFO, 0, 1 << SET_STATS, 0))
+        _, _, mask, total = count.unpack_from(answer)
+        return int(total) if mask else 0
+
     def _numbers(self, interface: str, total: int) -> Sequence[int]:
-        """Return the driver's statistics; raises OSError."""
-        answer = self._ask(interface, struct.pack("=II", GSTATS, total) + bytes(8 * total))
-        if struct.unpack_from("=I", answer, 4)[0] != total:
-            raise OSError("the driver's statistics changed")
-        return struct.unpack_from(f"={total}Q", answer, 8)
+        """Return the driver's statistics, if they are still so many; raises OSError."""
+        if self._count(interface) == total:
+            answer = self._ask(interface, struct.pack("=II", GSTATS, total) + bytes(8 * total))
+            if struct.unpack_from("=I", answer, 4)[0] == total:
+                return struct.unpack_from(f"={total}Q", answer, 8)
+        self._looked_ns = -LOOK_NS  # their names are others too: look at the next opportunity
+        raise OSError(errno.ESTALE, "the driver's statistics changed")
 
     def _ask(self, interface: str, command: bytes) -> bytes:
-        """Give the driver a command and return its answer, of the same length."""
-        memory = array.array("B", command)
+        """Give the driver a command and return its answer, with some room behind it."""
+        memory = array.array("B", command + bytes(ROOM_BYTES))
         address, _ = memory.buffer_info()
-        request = struct.pack("16sP16x", interface.encode(), address)
+        request = struct.pack("16sP16x", os.fsencode(interface), address)
         fcntl.ioctl(self._socket, SIOCETHTOOL, request)
         return memory.tobytes()
 

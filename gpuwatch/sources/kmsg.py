@@ -166,10 +166,10 @@ class Kmsg:
                 self._history, self._skip = False, -1
                 return
             *lines, self._rest = (self._rest + chunk).split(b"\n")
+            taken += max(1, len(lines))
             for line in lines:
                 # What follows a record's line, set off by a blank, names its device.
                 if line and not line.startswith(b" "):
-                    taken += 1
                     yield line
             if len(self._rest) > REST_BYTES:
                 self.findings.errors["not_a_record"] += 1
