@@ -31,6 +31,7 @@ from gpuwatch.window import TICK_NS, Floats, Tick
 log = logging.getLogger("gpuwatch.archive")
 
 BATCH_NS = 30 * SECOND_NS
+FULL_NS = 5 * SECOND_NS  # how often a full disk is looked at
 DRIFT_NS = 10 * MILLISECOND_NS  # the wall clock of a file is no further off
 WAITING = 4  # batches that a slow disk may be behind
 CLOSE_SECONDS = 3.0
@@ -123,7 +124,7 @@ class Archive:
 
     def is_due(self, now_ns: int) -> bool:
         """Say whether it is time to hand over."""
-        return now_ns - self._handed_ns >= BATCH_NS
+        return now_ns - self._handed_ns >= (FULL_NS if self.full else BATCH_NS)
 
     def hand_over(
         self,

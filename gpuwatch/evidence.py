@@ -45,8 +45,9 @@ class FlightRecorder:
             for row in daemon.store.load_alerts()
             if row.recording
         }
+        names = [path.name.removesuffix(".tmp") for path in self._directory.glob(f"*{SUFFIX}*")]
         config = daemon.config
-        self._takes = Takes(config["recorder"], config["ring"]["seconds"], newest)
+        self._takes = Takes(config["recorder"], config["ring"]["seconds"], newest, names)
         self._told: set[Key] = set()  # alerts that know their recording since this start
         self._busy: set[str] = set()  # recordings that a child works on
         self._cut: dict[str, list[Key]] = {}  # those whose child failed, with what they show

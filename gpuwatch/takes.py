@@ -7,7 +7,7 @@ other one of the same entity for a while.
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuwatch.clock import SECOND_NS
@@ -43,11 +43,16 @@ class Take:
 class Takes:
     """Plans takes; one is made at a time.
 
-    `newest` has the last recording of each rule and entity: its name tells when it was.
+    `newest` has the last recording of each rule and entity: its name tells when it was. `names`
+    are those of the files there are.
     """
 
     def __init__(
-        self, config: Mapping[str, float], ring_seconds: float, newest: Mapping[Key, str]
+        self,
+        config: Mapping[str, float],
+        ring_seconds: float,
+        newest: Mapping[Key, str],
+        names: Iterable[str],
     ) -> None:
         self.newest = dict(newest)
         self.running: Take | None = None
@@ -57,7 +62,7 @@ class Takes:
         self._before_ns = min(before_ns, self._reach_ns - self._after_ns)
         self._quiet_ns = int(config["quiet_seconds"] * SECOND_NS)
         self._waiting: deque[Take] = deque()
-        self._names: deque[str] = deque(maxlen=NAMES_KEPT)
+        self._names = deque(sorted(names), maxlen=NAMES_KEPT)
 
     def plan(self, key: Key, time_ns: int, wall_ns: int) -> bool:
         """Plan a take of what was seen at `time_ns`; False if there was one a short time ago."""

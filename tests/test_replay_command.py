@@ -127,7 +127,9 @@ def test_a_recording_cut_short_is_judged_as_far_as_it_goes(recorded, capsys):
     code, lines, _ = run(capsys, recorded(cut=True), "--rules")
 
     assert code == 0
-    assert lines[0].endswith("0:01:59 judged (cut short: the last 1.0 s are missing): nothing fired")
+    assert lines[0].endswith(
+        "0:01:59 judged (cut short: the last 1.0 s are missing): nothing fired"
+    )
 
 
 def test_bundled_is_the_recording_of_the_package(recorded, capsys, monkeypatch):

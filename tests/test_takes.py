@@ -15,7 +15,7 @@ GPUS = [Entity("gpu", str(number)) for number in range(24)]
 
 
 def takes(newest=None, **changes):
-    return Takes({**CONFIG, **changes}, 60.0, newest or {})
+    return Takes({**CONFIG, **changes}, 60.0, newest or {}, ["20261129T120000Z-there.gwr"])
 
 
 def plan(made, seconds, entity=GPUS[0], rule="gpu_hot"):
@@ -114,6 +114,7 @@ def test_names_are_of_files_and_unique():
     made = takes()
     names = [made.name(NOON_NS, "request") for _ in range(3)]
     assert names == [f"20261129T120000Z-request{end}.gwr" for end in ("", "-2", "-3")]
+    assert made.name(NOON_NS, "there") == "20261129T120000Z-there-2.gwr"
     plan(made, 0, Entity("rdma_port", "mlx5_0/1"), "rdma_port_down")
     assert begin(made, 60).name == "20261129T120000Z-rdma_port_down-rdma_port-mlx5_0-1.gwr"
     made.running = None

@@ -1,0 +1,358 @@
+"""Evidence: what a rule sees is saved, whatever is killed or full meanwhile, but not too often."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from node import QUIET
+from running import Running, descendants, only, wait_for
+
+from gpuwatch.alerts import AlertEngine
+from gpuwatch.clock import SECOND_NS, ClockTriple
+from gpuwatch.codec import Head, RowsBlock
+from gpuwatch.errors import RecordingError
+from gpuwatch.gpu_signals import THROTTLE
+from gpuwatch.history import History
+from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, RecordingWriter
+from gpuwatch.replay import ticks
+from gpuwatch.ring import RingSchema
+from gpuwatch.rules import RULES
+from gpuwatch.signals import Column, Entity
+from gpuwatch.source import EntityInfo
+from gpuwatch.summation import row_dtype
+from gpuwatch.tmpfs import ring_directory
+
+RULE = "gpu_hw_thermal_slowdown"
+SICK = "2"
+
+
+def settings(gpus=4, after=1, recorder="", more="", sampling=QUIET):
+    """Return a config of a node whose GPU grows hot two seconds after ready."""
+    return f"""{sampling}
+[rules.{RULE}]
+window_seconds = 2.0
+{more}
+[simulated]
+gpus = {gpus}
+fault_after_seconds = 2.0
+[recorder]
+before_seconds = 5.0
+after_seconds = {after}
+{recorder}
+"""
+
+
+def hot(directory, **changes):
+    return Running(directory, "--source", "simulated:thermal", config=settings(**changes))
+
+
+def recordings(running):
+    return sorted((running.state / "recordings").glob("*"))
+
+
+def saved(running, number=1):
+    """Wait until so many recordings were saved; return the events that say so."""
+    return wait_for(
+        lambda: (found := running.events("recording_saved"))[number - 1 :] and found,
+        what=f"{number} recordings",
+    )
+
+
+def contents(path):
+    """Return a recording's head, rows blocks, events and alerts, and whether it is complete."""
+    with contextlib.closing(RecordingReader(path)) as reader:
+        blocks = list(reader)
+        rows = [block for block in blocks if isinstance(block, RowsBlock)]
+        events = [e for block in blocks if isinstance(block, EventsBlock) for e in block.events]
+        alerts = [a for block in blocks if isinstance(block, AlertsBlock) for a in block.alerts]
+        return reader.head, rows, events, alerts, reader.complete
+
+
+def recorders(running):
+    """Return the processes that write recordings now."""
+    return [p for p, command in descendants(running.process.pid) if "gpuwatch.recording" in command]
+
+
+def request(running, last="5s"):
+    """Ask for a recording as a user does."""
+    command = [*(sys.executable, "-m", "gpuwatch", "record", "--last", last)]
+    command += ["--path.runtime", str(running.runtime)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_a_rule_detects_is_recorded(tmp_path):
+    """The seconds before and after are in one file, which the alert names and which shows it."""
+    with hot(tmp_path) as running:
+        (event,) = saved(running)
+        (path,) = recordings(running)
+        fault = running.events("scenario_fault")[0]["time_ns"]
+        wait_for(lambda: (running.alert(RULE) or {}).get("state") == "firing")
+        assert running.alert(RULE)["recording"] == path.name
+        assert running.value("gpuwatch_recordings_total") == 1
+        log = running.log()
+    assert path.name.endswith(f"Z-{RULE}-gpu-{SICK}.gwr")
+    assert event["detail"].startswith(f"{path.name}: {RULE} on gpu {SICK}; ")
+    assert event["detail"] in log
+    head, rows, events, alerts, complete = contents(path)
+    assert complete
+    assert head.start_ns < fault < head.end_ns - 1 * SECOND_NS
+    assert {ring.duty for ring in head.rings} == {"state"}
+    assert sum(len(block.rows) for block in rows) > 100
+    assert [found.name for found in events] == ["scenario_fault"]
+    shown = [a for a in alerts if a["recording"] == path.name]
+    assert [(a["rule"], a["entity"]) for a in shown] == [(RULE, ["gpu", SICK])]
+    with contextlib.closing(RecordingReader(path)) as reader:
+        engine = AlertEngine(RULES, {}, None, "")
+        told = [(e.name, e.entity.id) for tick in ticks(reader) for e in engine.judge(tick)]
+    assert (f"{RULE}_detected", SICK) in told
+
+
+def heated(path, gpus):
+    """Make a recording of 12 s in which all GPUs grow hot at once after 6."""
+    start, period = 10**12, 10_000_000
+    entities = [Entity("gpu", str(number)) for number in range(gpus)]
+    schema = RingSchema(
+        "state.fast", "state", "nvml_state", tuple(Column(e, THROTTLE) for e in entities), period
+    )
+    count = 12 * SECOND_NS // period
+    infos = tuple(EntityInfo(e, {"gpu": e.id, "uuid": f"GPU-{e.id}"}) for e in entities)
+    head = Head(
+        start,
+        start + 12 * SECOND_NS,
+        (schema,),
+        infos,
+        clocks=(ClockTriple(start, start, start),),
+    )
+    with RecordingWriter(path, head) as writer:
+        rows = np.zeros(count, row_dtype(schema))
+        rows["time_ns"] = start + np.arange(count) * period
+        rows["sequence"] = np.arange(count) + 1
+        rows["integers"][count // 2 :] = 0x40  # hw_thermal_slowdown
+        writer.rows(RowsBlock(0, period, start, rows))
+
+
+def test_alerts_at_once_are_one_recording(tmp_path):
+    """Twenty-four GPUs that grow hot together make one file, by one child; all alerts name it."""
+    heated(tmp_path / "hot.gwr", 24)
+    with Running(
+        tmp_path, "--source", f"replay:{tmp_path / 'hot.gwr'}", config=settings()
+    ) as running:
+        most = 0
+        while not running.events("recording_saved"):
+            most = max(most, len(recorders(running)))
+            assert running.is_ready()
+        (path,) = recordings(running)
+        wait_for(
+            lambda: len([a for a in running.status()["alerts"] if a["state"] == "firing"]) == 24
+        )
+        alerts = [alert for alert in running.status()["alerts"] if alert["rule"] == RULE]
+        assert {alert["recording"] for alert in alerts} == {path.name}
+        assert running.value("gpuwatch_recordings_total") == 1
+    assert most <= 1
+    assert len([a for a in contents(path)[3] if a["recording"] == path.name]) == 24
+
+
+def stopped_recorder(running):
+    """Stop a recorder within its work: when it has written some rows, and not all."""
+    (recorder,) = wait_for(lambda: recorders(running))
+    while True:  # it is let run for a few milliseconds at a time
+        os.kill(recorder, signal.SIGSTOP)
+        for path in (running.state / "recordings").glob("*.gwr.tmp"):
+            with contextlib.suppress(RecordingError):
+                if contents(path)[1]:
+                    return recorder, path
+        os.kill(recorder, signal.SIGCONT)
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("victim", ["recorder", "daemon"])
+def test_killed_while_recording(tmp_path, victim):
+    """On a node of 16 GPUs the recorder, or the daemon, is killed: the part that is whole stays.
+
+    The endpoint goes on, the file has its final name and says what is missing. A new daemon makes
+    the whole recording.
+    """
+    with hot(tmp_path, gpus=16, sampling=only("nvml_state", "nvml_counters")) as running:
+        recorder, unfinished = stopped_recorder(running)
+        assert [path.suffix for path in recordings(running)] == [".tmp"]
+        count = running.status()["ticks_closed"]
+        wait_for(lambda: running.status()["ticks_closed"] > count + 8, what="ticks go on")
+        os.kill(recorder if victim == "recorder" else running.child("daemon"), signal.SIGKILL)
+        path = wait_for(unfinished.with_suffix("").exists) and unfinished.with_suffix("")
+        wait_for(lambda: any("cut short" in e["detail"] for e in saved(running)))
+        if victim == "recorder":
+            assert running.value("gpuwatch_recordings_skipped_total", "failed") == 1
+            wait_for(lambda: (running.alert(RULE) or {}).get("recording") == path.name)
+            (failed,) = running.events("recording_failed")
+            assert "the recorder ended without a word" in failed["detail"]
+        else:  # what the rings still hold is seen again
+            again = path.with_name(f"{path.stem}-2.gwr")
+            wait_for(again.exists)
+            assert contents(again)[-1]
+        assert running.value("gpuwatch_child_restarts_total", "daemon") == (victim == "daemon")
+    reader = RecordingReader(path)
+    rows = [block.rows["time_ns"] for block in reader if isinstance(block, RowsBlock)]
+    reader.close()
+    assert not reader.complete
+    assert reader.head.start_ns <= reader.end_ns < reader.head.end_ns
+    times = np.concatenate(rows)
+    assert times.min() >= reader.head.start_ns
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_a_file_without_rows_is_no_evidence(tmp_path):
+    """Of what a killed recorder left, the parts without rows are removed at the next start."""
+    directory = tmp_path / "state/recordings"
+    directory.mkdir(parents=True)
+    heated(directory / "20261129T120000Z-a.gwr", 1)
+    whole = (directory / "20261129T120000Z-a.gwr").read_bytes()
+    for name, size in (("b", 0), ("c", 300), ("d", len(whole) - 40)):
+        (directory / f"20261129T12000{len(name)}Z-{name}.gwr.tmp").write_bytes(whole[:size])
+    with hot(tmp_path, after=60) as running:
+        wait_for(lambda: not list(directory.glob("*.tmp")))
+        assert {path.name[17:] for path in recordings(running)} == {"a.gwr", "d.gwr"}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mount a file system of four megabytes where the state goes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "none", str(path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    (tmp_path / "state").symlink_to(path)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_without_room(tmp_path, disk):
+    """Under the free-space floor nothing is written, and that is an alert; with room it goes on."""
+    (disk / "filler").write_bytes(b"x" * 3_700_000)
+    more = "[rules.recorder_disk_full]\nfor_seconds = 1.0\nhold_seconds = 1.0\n"
+    with hot(tmp_path, recorder="quiet_seconds = 0", more=more) as running:
+        wait_for(lambda: (running.alert("recorder_disk_full") or {}).get("state") == "firing")
+        wait_for(lambda: running.value("gpuwatch_recordings_skipped_total", "disk_full"))
+        answer = request(running)
+        assert answer.returncode != 0
+        (line,) = answer.stderr.splitlines()
+        assert "less than 15% of the disk is free: make room there" in line
+        assert str(tmp_path / "state/recordings") in line
+        assert list((disk / "recordings").iterdir()) == []
+        assert "15% is free" in running.status()["state"]["history_fault"]
+        assert running.is_ready()
+        (disk / "filler").unlink()
+        wait_for(lambda: request(running).returncode == 0)
+        wait_for(lambda: running.alert("recorder_disk_full") is None, 60, "the alert ends")
+        wait_for(lambda: running.value("gpuwatch_history_rows_total"), what="history goes on")
+
+
+def test_no_limit_removes_the_recording_of_an_open_alert(tmp_path):
+    """The newest stay, and that of an alert that fires however old; files of others stay too."""
+    directory = tmp_path / "state/recordings"
+    directory.mkdir(parents=True)
+    names = [f"2026010{day}T000000Z-request.gwr" for day in range(1, 6)]
+    for name in [*names, "mine.gwr"]:
+        (directory / name).write_text("old")
+    recorder = "keep_count = 1\nkeep_days = 3650.0"
+    with hot(tmp_path, recorder=recorder) as running:
+        (event,) = saved(running)
+        wait_for(lambda: (running.alert(RULE) or {}).get("state") == "firing")
+        assert request(running).returncode == 0
+        running.stop()
+        mine = event["detail"].partition(":")[0]
+        left = {path.name for path in recordings(running)}
+    assert {"mine.gwr", mine} <= left
+    assert not left & set(names[:4])
+
+
+def test_asked_for_recordings_say_so_in_their_name(tmp_path):
+    """`gpuwatch record` gives a file named by its time, with the last seconds."""
+    with hot(tmp_path, after=60) as running:
+        wait_for(lambda: running.status()["ticks_closed"] > 8)
+        path = Path(request(running, "1s").stdout.strip())
+    assert path.name[16:] == "-request.gwr"
+    head, *_, complete = contents(path)
+    assert complete
+    assert head.end_ns - head.start_ns <= 1 * SECOND_NS
+
+
+def test_a_restarted_daemon_does_not_record_again(tmp_path):
+    """What the rings still hold is judged again, but was saved before; the alert still names it."""
+    with hot(tmp_path) as running:
+        saved(running)
+        (path,) = recordings(running)
+        os.kill(running.child("daemon"), signal.SIGKILL)
+        wait_for(lambda: running.value("gpuwatch_child_restarts_total", "daemon") == 1)
+        wait_for(lambda: running.value("gpuwatch_recordings_skipped_total", "quiet"))
+        wait_for(lambda: (running.alert(RULE) or {}).get("recording") == path.name)
+        assert recordings(running) == [path]
+
+
+def test_rings_of_a_killed_gpuwatch_are_saved(tmp_path):
+    """After `kill -9` of the supervisor the next start saves the last minute, but not each time."""
+    with hot(tmp_path, after=60) as running:
+        wait_for(lambda: running.events("scenario_fault"))
+        fault = running.events("scenario_fault")[0]["time_ns"]
+        wait_for(lambda: running.status()["ticks_closed"] > 16)
+        children = [pid for pid, _ in descendants(running.process.pid)]
+        running.process.kill()
+        running.process.wait()
+        wait_for(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in children))
+        rings = ring_directory(running.runtime)
+        assert list(rings.glob("*.ring"))
+    with Running(tmp_path, "--source", "simulated", config=settings()) as running:
+        (event,) = wait_for(lambda: running.events("rings_saved"))
+        (path,) = recordings(running)
+        assert path.name.endswith("Z-crash.gwr")
+        assert event["detail"].startswith(f"{path.name}: ")
+        assert not (rings / "crashed").exists()
+        head, rows, _, _, complete = contents(path)
+        assert complete
+        assert head.start_ns < fault < head.end_ns
+        assert {column.entity.id for ring in head.rings for column in ring.columns} == set("0123")
+        assert {info.labels["gpu"] for info in head.entities} == set("0123")
+        assert sum(len(block.rows) for block in rows) > 100
+        running.process.kill()
+        running.process.wait()
+    with Running(tmp_path, "--source", "simulated", config=settings()) as running:
+        wait_for(lambda: not (rings / "crashed").exists())
+        wait_for(lambda: running.value("gpuwatch_recordings_skipped_total", "quiet") == 1)
+        assert recordings(running) == [path]
+        assert running.stop() == 0
+    assert not list(ring_directory(running.runtime).glob("*"))
+
+
+def test_history_outlives_a_killed_daemon(tmp_path):
+    """A daemon that is killed before it wrote leaves no gap: the next one reads the rings again."""
+    with hot(tmp_path, gpus=2) as running:
+        wait_for(lambda: running.events(f"{RULE}_detected"))
+        os.kill(running.child("daemon"), signal.SIGKILL)
+        wait_for(lambda: running.value("gpuwatch_child_restarts_total", "daemon") == 1)
+        count = running.status()["ticks_closed"]
+        wait_for(lambda: running.status()["ticks_closed"] > count + 4)
+        assert running.stop() == 0
+    history = History(running.state / "history")
+    start, end = history.span()
+    assert end - start > 2 * SECOND_NS
+    assert history.gaps(start, end) == []
+    hottest = max(
+        np.nanmax(piece.values)
+        for piece in history.read(
+            start,
+            end,
+            entities=[Entity("gpu", "1")],
+            signals=['gpu_throttle_active{reason="hw_thermal_slowdown"}'],
+        )
+    )
+    assert hottest == 1.0
+    assert {event.name for event in history.events(start, end)} >= {
+        "scenario_fault",
+        f"{RULE}_detected",
+    }
