@@ -34,17 +34,17 @@ def of_gpu(selector: Callable[..., str]) -> Row:
             *_states(selector),
             table(
                 "Memory errors",
-                "Errors of the GPU's memories, and rows (pages before Ampere) that were replaced "
-                "for them, ever. Corrected ones are normal now and then; each uncorrected one has "
-                "lost data.",
+                "Errors of the GPU's memories in the time shown, since the driver was loaded and "
+                "ever, and rows (pages before Ampere) that were replaced. Corrected ones are "
+                "normal now and then; each uncorrected one has lost data.",
                 [
                     Column("Type", "type"),
                     Column(
-                        "In the time shown",
+                        "Shown",
                         expr=f"sum by (type) (increase({ecc}[{RANGE}]))",
                         decimals=0,
                     ),
-                    Column("Since the driver's load", expr=f"sum by (type) ({ecc})"),
+                    Column("Since load", expr=f"sum by (type) ({ecc})"),
                     Column("Ever", expr=f"sum by (type) ({lifetime})"),
                     Column("Rows replaced", expr=replaced),
                 ],

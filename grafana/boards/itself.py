@@ -347,8 +347,8 @@ def _endpoint() -> Row:
         [
             timeseries(
                 "Series of a scrape: the 20 largest",
-                "Samples on the page, about 2,600 on a node of 8 GPUs and 8 RDMA ports. A page is cut "
-                "off at 10 000.",
+                "Samples on the page, about 2600 for 8 GPUs and 8 RDMA ports. A page is cut off at "
+                "10 000.",
                 "none",
                 [Query(worst(20, samples, f"{samples} @ end()", "instance"), "{{instance}}")],
                 width=8,

@@ -96,14 +96,20 @@ def row(selector: Callable[..., str]) -> Row:
     labels = {"Link": "link_layer", "Rate": "rate", "NIC": "netdev", "GPU": "gpu"}
     labels |= {"PCI address": "pci_bus_id", "NUMA node": "numa", "Board": "board_id"}
     labels |= {"Firmware": "firmware", "GUID": "node_guid"}
-    known = ", ".join(["device", "port", *labels.values()])
+    by = ", ".join(["device", "port", *labels.values()])
+    known = f"max by ({by}) ({selector('rdma_port_info')})"
+
+    def known_with(name: str) -> str:
+        """Return a value of each port with all that is known of it, so that it is one row."""
+        return f"{known} * on (device, port) group_left () max by (device, port) ({selector(name)})"
+
     return Row(
         "RDMA ports",
         [
             timeline(
                 "Ports",
                 "Whether each port is ACTIVE. One that somebody switched off is grey.",
-                Query(f"({up} + on (instance, device, port) 2 * (1 - {enabled})) or {up}", PORT),
+                Query(f"max by (device, port) ({up} + 2 * (1 - {enabled}) or {up})", PORT),
                 STATES,
                 height=5,
                 no_value="No RDMA port",
@@ -189,23 +195,10 @@ def row(selector: Callable[..., str]) -> Row:
                     Column("Device", "device", width=110),
                     Column("Port", "port", width=60),
                     *(Column(title, label) for title, label in labels.items()),
-                    Column(
-                        "Counters",
-                        expr=f"max by (device, port) ({selector('rdma_port_counters')})",
-                    ),
-                    Column(
-                        "Queue pairs",
-                        expr=f"max by (device, port) ({selector('rdma_queue_pairs')})",
-                    ),
-                    Column(
-                        "Lanes",
-                        expr=f"max by (device, port) ({selector('rdma_link_width_lanes')})",
-                    ),
-                    Column(
-                        "Known",
-                        expr=f"max by ({known}) ({selector('rdma_port_info')})",
-                        hidden=True,
-                    ),
+                    Column("Counters", expr=known_with("rdma_port_counters")),
+                    Column("Queue pairs", expr=known_with("rdma_queue_pairs")),
+                    Column("Lanes", expr=known_with("rdma_link_width_lanes")),
+                    Column("Known", expr=known, hidden=True),
                 ],
                 sort=[("Device", False)],
                 no_value="No RDMA port",
