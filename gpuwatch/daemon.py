@@ -168,6 +168,7 @@ class Daemon:
         closed = len(self._waiting)
         while self._waiting:  # one that fails is lost alone
             self._take(self._waiting.popleft())
+            self.child.beat(page.RUNNING)
         if closed:
             self._render()
         for connection, message in self.control.poll():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuwatch.clock import SECOND_NS
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import VERDICT, open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader
@@ -29,6 +29,7 @@ MANIFEST_BYTES = 16 * 1024 * 1024
 LATE_PERIODS = 10  # a read this late is no longer one of its own time
 STARTING_NS = 10 * SECOND_NS  # no source is called down in the first seconds of all
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
+CATCH_UP_NS = SECOND_NS  # no other is begun after so long, where each takes long
 
 
 class Numbers(Protocol):
@@ -169,9 +170,12 @@ class Feed:
             self._next_end_ns = self._first_end(now_ns)
             self._starting_until_ns = now_ns + STARTING_NS
         ticks: list[Tick] = []
+        start_ns = monotonic_ns()
         while len(ticks) < CATCH_UP_TICKS and self._complete(self._next_end_ns, now_ns):
             ticks.append(self._close(self._next_end_ns))
             self._next_end_ns += TICK_NS
+            if monotonic_ns() - start_ns > CATCH_UP_NS:
+                break
         for path, ring in list(self.rings.items()):
             if not ring.current and ring.reader.heartbeat_ns < now_ns - self._keep_ns:
                 ring.reader.close()

@@ -185,6 +185,16 @@ def test_a_restarted_daemon_misses_nothing(tmp_path):
     assert sum(rises) == 29_990
 
 
+def test_a_look_ends_in_time_where_each_tick_takes_long(tmp_path, monkeypatch):
+    """A node of thousands of columns is caught up with in steps: who waits does not wait long."""
+    monkeypatch.setattr("gpuwatch.feed.CATCH_UP_NS", -1)  # every tick takes longer than that
+    Duty(tmp_path).sample(BASE + SECOND)
+    feed = feed_of(tmp_path)
+    looks = [feed.poll(BASE + SECOND) for _ in range(5)]
+    assert [len(look) for look in looks] == [1, 1, 1, 1, 0]
+    assert spans([tick for look in looks for tick in look]) == [0, 1, 2, 3]
+
+
 def test_a_feed_goes_no_further_back_than_rings_are_kept(tmp_path):
     """Rows older than that may be half overwritten."""
     duty = Duty(tmp_path)
