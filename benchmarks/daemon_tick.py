@@ -8,7 +8,6 @@ at four ticks a second. The page is rendered once a minute of data time, as it i
 shown by the rendering.
 """
 
-import itertools
 import os
 import random
 import socket
@@ -91,7 +90,10 @@ class Node:
         rows = []
         for key, (due, task) in self._due.items():
             rows += [(time_ns, task) for time_ns in range(due, end_ns, task.period_ns)]
-            self._due[key] = (due + (len(range(due, end_ns, task.period_ns))) * task.period_ns, task)
+            self._due[key] = (
+                due + (len(range(due, end_ns, task.period_ns))) * task.period_ns,
+                task,
+            )
         for due, task in sorted(rows, key=lambda row: row[0]):
             late = self._random.randrange(LATE_NS)
             self.clock.now_ns = due + late

@@ -5,75 +5,93 @@ period, if that is longer). A slot with a known value in it is a sample, however
 into it; one without is missing.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import compress
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from gpuwatch.clock import SECOND_NS
 from gpuwatch.window import Tick
 
 MARGIN_NS = 1000  # a row's lateness is a float32: it may be due this much before its slot
-MAX_LATE_SECONDS = 1e6  # as no sampler ever was: a foreign recording
+MAX_LATE_SECONDS = 1e6  # no sampler ever was later: a foreign recording
+NEVER = -1  # nanoseconds after the first row
 
-Integers = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+
+class _Cut(NamedTuple):
+    """A tick cut into slots of one width."""
+
+    first: int  # the slot in progress at its start
+    end: int  # and at its end
+    rows: list[int]  # the slot of each row
+    begun: dict[int, int]  # how many slots after this one have a row
+
+
+NO_CUT = _Cut(0, 0, [], {})
 
 
 class Slots:
     """Counts the slots of one ring's columns; ticks come in order."""
 
-    def __init__(self, refresh_ns: Integers) -> None:
-        self.refresh_ns = refresh_ns  # by column; 0: each read is a refresh
+    def __init__(self, refresh_ns: Sequence[int]) -> None:
         self.epoch_ns: int | None = None
-        self._open = np.zeros(len(refresh_ns), np.bool_)  # whether the slot in progress has a value
+        self.most_missing = 0  # of any column in this tick
+        self._refresh_ns = list(refresh_ns)  # by column; 0: each read is a refresh
+        self._newest = [NEVER] * len(refresh_ns)  # when the newest known value was due
+        self._period_ns = 0
+        self._widths: list[int] = []  # by column
+        self._due: list[int] = []
+        self._cuts: dict[int, _Cut] = {}
 
-    def none_ends(self, tick: Tick, period_ns: int) -> bool:
-        """Say whether no column's slot ends in the tick; False before the first row."""
-        if self.epoch_ns is None:
-            return False
-        widths = np.maximum(self.refresh_ns, period_ns)
-        start, end = tick.start_ns - self.epoch_ns, tick.end_ns - self.epoch_ns
-        return bool((start // widths == end // widths).all())
+    def set_refresh(self, index: int, refresh_ns: int) -> None:
+        """Take a column's refresh as it was measured."""
+        self._refresh_ns[index] = refresh_ns
+        self._period_ns = 0
 
-    def count(
-        self, tick: Tick, rows: npt.NDArray[Any], known: Bools, period_ns: int
-    ) -> tuple[Integers, Integers]:
-        """Return, per column, slots that ended in the tick with and without a value.
+    def turn(self, tick: Tick, times: Sequence[int], late: Sequence[float], period_ns: int) -> bool:
+        """Turn to the next tick; return whether a row came or a slot ended in it.
 
-        `known` is by row and column. A row belongs to the slot of the time it was due, so lateness
-        does not lose a slot.
+        `times` and `late` say of its rows when they were read, and how many seconds too late: a row
+        belongs to the slot of the time it was due, so lateness does not lose a slot.
         """
-        columns = known.shape[1]
-        late = rows["late"].astype(np.float64)
-        late = np.minimum(np.where(late > 0, late, 0.0), MAX_LATE_SECONDS)  # NaN counts as 0
-        due = rows["time_ns"] - np.rint(late * 1e9).astype(np.int64)
+        due = [
+            time_ns - round(seconds * SECOND_NS) if 0 < seconds < MAX_LATE_SECONDS else time_ns
+            for time_ns, seconds in zip(times, late, strict=True)
+        ]
         if self.epoch_ns is None:  # before its first row nobody planned to read
-            if not len(due):
-                return np.zeros(columns, np.int64), np.zeros(columns, np.int64)
-            self.epoch_ns = int(due[0]) - MARGIN_NS
-        due = due - self.epoch_ns
-        widths = np.maximum(self.refresh_ns, period_ns)
-        if columns and (widths == widths[0]).all():
-            return self._count_alike(tick, due, known, int(widths[0]), slice(None))
-        samples, missing = np.zeros(columns, np.int64), np.zeros(columns, np.int64)
-        for width in np.unique(widths):
-            alike = np.flatnonzero(widths == width)
-            found = self._count_alike(tick, due, known[:, alike], int(width), alike)
-            samples[alike], missing[alike] = found
-        return samples, missing
+            if not due:
+                return False
+            self.epoch_ns = due[0] - MARGIN_NS
+        if self._period_ns != period_ns:
+            self._period_ns = period_ns
+            self._widths = [max(refresh_ns, period_ns) for refresh_ns in self._refresh_ns]
+            self._cuts = dict.fromkeys(self._widths, NO_CUT)
+        start, end = tick.start_ns - self.epoch_ns, tick.end_ns - self.epoch_ns
+        self._due = [time_ns - self.epoch_ns for time_ns in due]
+        for width in self._cuts:
+            slots = [time_ns // width for time_ns in self._due]
+            self._cuts[width] = _Cut(max(0, start // width), end // width, slots, {})
+        self.most_missing = 0
+        return bool(due) or any(cut.first != cut.end for cut in self._cuts.values())
 
-    def _count_alike(
-        self, tick: Tick, due: Integers, known: Bools, width: int, columns: slice | Integers
-    ) -> tuple[Integers, Integers]:
-        """Count for columns of one slot width."""
-        assert self.epoch_ns is not None
-        first = max(0, (tick.start_ns - self.epoch_ns) // width)
-        end = (tick.end_ns - self.epoch_ns) // width
-        edges = (due // width).searchsorted(np.arange(first, end + 2))
-        sums = np.zeros((len(due) + 1, known.shape[1]), np.int64)
-        known.cumsum(axis=0, out=sums[1:])
-        caught = sums[edges[1:]] > sums[edges[:-1]]
-        caught[0] |= self._open[columns]
-        self._open[columns] = caught[-1]
-        samples = caught[:-1].sum(axis=0)
-        return samples, (end - first) - samples
+    def count(self, index: int, known: Sequence[bool] | None = None) -> tuple[int, int]:
+        """Return a column's slots that ended in the tick with and without a value.
+
+        `known` says of each row whether its cell is; None is all of them. To be called once a tick.
+        """
+        if self.epoch_ns is None:
+            return 0, 0
+        width = self._widths[index]
+        first, end, slots, begun = self._cuts[width]
+        due = self._due
+        before = max(self._newest[index] // width, first - 1)
+        if known is not None:
+            slots, due, begun = list(compress(slots, known)), list(compress(due, known)), {}
+        if before not in begun:
+            begun[before] = len({slot for slot in slots if slot > before})
+        if due:
+            self._newest[index] = max(self._newest[index], due[-1])
+        samples = begun[before] + (before >= first) - (self._newest[index] // width >= end)
+        missing = end - first - samples
+        if missing > self.most_missing:
+            self.most_missing = missing
+        return samples, missing

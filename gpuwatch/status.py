@@ -31,7 +31,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         if not ring.current:
             continue
         schema = ring.windows.schema
-        for column, seconds in ring.windows.refresh_seconds().items():
+        for column, seconds in ring.windows.refresh_seconds.items():
             refresh[column.name] = max(seconds, refresh.get(column.name, 0.0))
         for column in schema.columns:
             if column.signal.kind is not Kind.BITS:

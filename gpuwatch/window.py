@@ -22,9 +22,11 @@ ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True
+)  # not frozen: to make a thousand of them a tick would take four times as long
 class Window:
-    """A column from `start_ns` up to `end_ns` on the monotonic clock.
+    """A column from `start_ns` up to `end_ns` on the monotonic clock; never changed once made.
 
     `covered_ns` is the time with a known value; `minimum`, `maximum` and `last` are NaN when there
     was none. `integral` is value x nanoseconds over the covered time. `samples` counts the
@@ -81,6 +83,11 @@ class TimeHistogram(NamedTuple):
 
     nanoseconds: tuple[int, ...]
     integral: float
+
+    def plus(self, other: "TimeHistogram") -> "TimeHistogram":
+        """Return the histogram of both, which have the same bounds."""
+        pairs = zip(self.nanoseconds, other.nanoseconds, strict=True)
+        return TimeHistogram(tuple(map(sum, pairs)), self.integral + other.integral)
 
 
 class Rows(NamedTuple):
