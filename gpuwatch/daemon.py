@@ -24,6 +24,7 @@ from gpuwatch.feed import Feed, entities_of
 from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
+from gpuwatch.repeats import Repeats
 from gpuwatch.requests import answer
 from gpuwatch.rules import RULES
 from gpuwatch.siblings import Done, ProcessorTime, SamplerChannels, SupervisorChannel
@@ -99,6 +100,7 @@ class Daemon:
         self.children = {
             duty: ChildState() for duty in ("supervisor", "daemon", *self.config["duties"])
         }
+        self._repeats = Repeats()
         self._clock_watch = ClockWatch()
         self._upkeep_ns = 0
         self.addresses: list[str] = []  # of GPUs on the PCI bus
@@ -195,11 +197,13 @@ class Daemon:
         self.ticks_closed += 1
 
     def note(self, event: Event) -> None:
-        """Keep an event and log it as it deserves."""
+        """Keep an event and log it as it deserves, unless it is one of very many alike."""
         self.events.append(event)
         self.archive.note(event)
         if event.time_ns < self.started_ns - SECOND_NS:
             return  # told again by a sampler, or read again from its rings: logged when it was new
+        if not self._repeats.worth_a_line(event):
+            return
         rule, _, state = event.name.rpartition("_")
         severity = self._severities.get(rule) if state == "firing" else None
         level = {"critical": logging.ERROR, "warning": logging.WARNING}.get(severity or "")
@@ -212,6 +216,8 @@ class Daemon:
         )
 
     def _upkeep(self, now_ns: int) -> None:
+        for line in self._repeats.left_out(now_ns):
+            log.info("%s", line)
         step_ns, suspend_ns = self._clock_watch.look()
         if step_ns:
             detail = f"{step_ns / SECOND_NS:+.3f} s"

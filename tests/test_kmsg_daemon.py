@@ -91,6 +91,20 @@ def test_a_sampler_that_is_killed_counts_nothing_twice(tmp_path):
         assert len(running.events("xid")) == 3
 
 
+def test_a_storm_does_not_fill_the_log(tmp_path):
+    """Of what comes again and again, each code gets a few lines a minute; all of it is counted."""
+    node = Logged(tmp_path)
+    with node.running() as running:
+        wait_for(lambda: count(running, 31) == 0)
+        for number in range(1, 13):
+            node.xid(31)
+            wait_for(lambda number=number: count(running, 31) == number)
+        node.xid(48)
+        wait_for(lambda: "xid, gpu 0: 48: critical" in running.log())
+        assert running.log().count("xid, gpu 0: 31: ") == 5
+        wait_for(lambda: len(running.events("xid")) == 13)
+
+
 def test_a_daemon_started_anew_counts_from_0_and_knows_what_was(tmp_path):
     """What it is told again sets the time and keeps the alert, and no count rises by it."""
     node = Logged(tmp_path)
