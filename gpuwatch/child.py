@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -25,8 +26,11 @@ MAX_RETRY_SECONDS = 30.0
 
 def no_room(fault: OSError) -> str:
     """Return the line about a file of the runtime directory that could not be made."""
-    full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    fix = "free some space" if full else "make it writable"
+    fix = "make it writable"
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+        fix = "free some space"
+    elif fault.errno in (errno.EMFILE, errno.ENFILE):
+        fix = "allow more of them (a systemd unit: LimitNOFILE=)"
     return f"{fault.filename or 'rings'}: {fault.strerror}: {fix}"
 
 
@@ -39,6 +43,9 @@ class Child:
         self.generation: int = self.settings["generation"]
         self.pulse = Pulse(self.settings["pulse"])
         self.stopping = False
+        # An RDMA port has some 40 files; the usual limit of 1024 is that of select(), unused here.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with contextlib.suppress(OSError):  # so that the kernel's log of a kill says whom it was
             Path("/proc/self/comm").write_text("gpuwatch")
         signal.signal(signal.SIGTERM, self._stop)

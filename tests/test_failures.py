@@ -322,7 +322,7 @@ def test_no_room_for_rings(tmp_path: Path, small_disk: Path, full: bool) -> None
         fill(small_disk)
     with Running(tmp_path, "--source", "simulated", config=SIMULATED) as running:
         wait_for(lambda: "free some space" in str(state_of(running)["reason"]))
-        assert running.value("gpuwatch_source_up", 'source="nvml_state"') == 0
+        wait_for(lambda: running.value("gpuwatch_source_up", 'source="nvml_state"') == 0)
         subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
         wait_for(lambda: samples(running) > 0, what="samples")
         assert running.stop() == 0

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import sqlite3
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -179,6 +181,24 @@ def test_a_device_may_have_any_name(tree, tmp_path, name):
 
         wait_for(lambda: shown() == {"mlx5_0", name.replace("\udcff", "?")})
         assert restarts(daemon) == 0
+
+
+def test_many_ports_are_read_where_few_open_files_are_usual(tree, tmp_path):
+    """The host's usual limit is that of who starts gpuwatch; what may be had beyond it is taken."""
+    ports = 6
+    for number in range(ports):
+        tree.mlx5(number)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (30 * ports, hard))
+    try:
+        daemon = running(tmp_path, tree)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with daemon:
+        wait_for(lambda: daemon.value("gpuwatch_rdma_port_up", 'device="mlx5_5"') == 1)
+        sampler = Path(f"/proc/{daemon.child('network')}/fd")
+        assert len(list(sampler.iterdir())) > 30 * ports
+        assert daemon.value("gpuwatch_rdma_port_up", 'device="mlx5_0"') == 1
 
 
 def test_what_is_no_count_is_unknown_and_no_count_falls(tree, tmp_path):
