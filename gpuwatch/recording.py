@@ -292,7 +292,8 @@ def run(work: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
 
     An answer may have `error`, and `full` if there was no room.
     """
-    os.nice(NICE)
+    with suppress(OSError):  # a service may be forbidden to
+        os.nice(NICE)
     try:
         result = work(json.load(sys.stdin.buffer))
     except GpuwatchError as error:

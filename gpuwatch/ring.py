@@ -104,19 +104,18 @@ class RingSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as plain data; each signal is declared once."""
-        signals: list[Signal] = []
+        numbers: dict[Signal, int] = {}
         for column in self.columns:
-            if column.signal not in signals:
-                signals.append(column.signal)
+            numbers.setdefault(column.signal, len(numbers))
         return {
             "name": self.name,
             "duty": self.duty,
             "source": self.source,
             "period_ns": self.period_ns,
             "delivery_ns": self.delivery_ns,
-            "signals": [signal.to_json() for signal in signals],
+            "signals": [signal.to_json() for signal in numbers],
             "columns": [
-                [list(column.entity), signals.index(column.signal), column.label]
+                [list(column.entity), numbers[column.signal], column.label]
                 for column in self.columns
             ],
         }
