@@ -151,24 +151,28 @@ def _clear(runtime: Path, rings: Path) -> None:
 
 
 def put_aside(runtime: Path, rings: Path) -> None:
-    """Move away the rings that a gpuwatch left that was killed, for the daemon to save."""
+    """Move away the rings that a gpuwatch left that was killed, for the daemon to save.
+
+    They are only evidence: what cannot be kept is told, and stops nobody.
+    """
     crashed = rings / CRASHED
-    shutil.rmtree(crashed, ignore_errors=True)
-    left = [path for path in rings.glob("*.ring") if _OURS.fullmatch(path.name)]
-    if not left:
-        return
-    place = os.statvfs(rings)
-    if place.f_bavail * place.f_frsize < sum(path.stat().st_size for path in left):
-        log.warning("%s: no room beside the rings of a gpuwatch that was killed: not kept", rings)
-        return
-    crashed.mkdir(0o750)
-    for path in left:
-        path.rename(crashed / path.name)
-    for path in runtime.glob("*.json"):
-        if path.is_file() and (said := _manifest(path)):
-            there = [crashed / Path(ring).name for ring in said["rings"]]
-            said["rings"] = [str(ring) for ring in there if ring.exists()]
-            (crashed / path.name).write_text(json.dumps(said))
+    try:
+        shutil.rmtree(crashed, ignore_errors=True)
+        left = [path for path in rings.glob("*.ring") if _OURS.fullmatch(path.name)]
+        place = os.statvfs(rings)
+        if place.f_bavail * place.f_frsize < sum(path.stat().st_size for path in left):
+            log.warning("%s: no room for new rings beside those of a killed gpuwatch", rings)
+        elif left:
+            crashed.mkdir(0o750)
+            for path in left:
+                path.rename(crashed / path.name)
+            for path in runtime.glob("*.json"):
+                if path.is_file() and (said := _manifest(path)):
+                    there = [crashed / Path(str(ring)).name for ring in said["rings"]]
+                    said["rings"] = [str(ring) for ring in there if ring.is_file()]
+                    (crashed / path.name).write_text(json.dumps(said))
+    except OSError as error:
+        log.warning("%s: rings of a killed gpuwatch are lost: %s", crashed, error.strerror)
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     ours = isinstance(said, dict) and said.keys() >= {"duty", "generation", "rings"}
-    return said if ours else {}
+    return said if ours and isinstance(said["rings"], list) else {}
 
 
 def _remove(rings: Path) -> None:

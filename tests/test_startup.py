@@ -39,6 +39,52 @@ def test_a_killed_daemons_files_go_and_others_stay(tmp_path: Path) -> None:
     assert left == {*others, "pipe.json", "other.sock"}
 
 
+def leave(runtime: Path, rings: Path) -> None:
+    """Leave what a killed gpuwatch leaves, and what others may have put beside it."""
+    rings.mkdir(exist_ok=True)
+    for name in ("state.1.fast.ring", "state.1.gpu0.ring", "video.ring"):
+        (rings / name).write_text(name)
+    paths = [str(rings / name) for name in ("state.1.fast.ring", "state.1.gone.ring")]
+    manifest = {"duty": "state", "generation": 1, "rings": paths, "entities": [7]}
+    (runtime / "state.json").write_text(json.dumps(manifest))
+    for name, rings_said in (("a.json", 3), ("b.json", [1, None])):
+        odd = {"duty": "x", "generation": 1, "rings": rings_said}
+        (runtime / name).write_text(json.dumps(odd))
+
+
+def test_rings_of_a_killed_gpuwatch_are_put_aside(tmp_path: Path) -> None:
+    """They and their manifests wait in a folder of their own, whatever else lies there."""
+    rings = tmp_path / "rings"
+    for _ in range(2):  # the second time the first's are gone: nobody has saved them
+        leave(tmp_path, rings)
+        startup.put_aside(tmp_path, rings)
+    crashed = rings / startup.CRASHED
+    assert {path.name for path in rings.iterdir()} == {"crashed", "video.ring"}
+    kept = {path.name for path in crashed.iterdir()}
+    assert kept == {"state.1.fast.ring", "state.1.gpu0.ring", "state.json", "b.json"}
+    said = json.loads((crashed / "state.json").read_text())
+    assert said["rings"] == [str(crashed / "state.1.fast.ring")]
+    assert said["entities"] == [7]
+
+
+@pytest.mark.parametrize("fault", ["no room", "not a directory"])
+def test_rings_that_cannot_be_put_aside_stop_nobody(
+    tmp_path: Path, monkeypatch, caplog, fault: str
+) -> None:
+    """Without room for new rings beside the old ones, or on an error, they are given up."""
+    rings = tmp_path / "rings"
+    leave(tmp_path, rings)
+    if fault == "no room":
+        full = os.statvfs(tmp_path)
+        monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([0] * len(full)))
+    else:
+        (rings / startup.CRASHED).write_text("in the way")
+    startup.put_aside(tmp_path, rings)
+    startup._clear(tmp_path, rings)
+    assert not list(rings.glob("*.?.*.ring"))
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a link away")
 def test_a_link_of_another_user_is_not_followed(tmp_path: Path, monkeypatch) -> None:
     """Who plants a link where a directory of ours is wanted cannot have us write behind it."""
