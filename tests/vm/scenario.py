@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from running import Running, only, wait_for
+from running import Running, only
 
 HERE = Path(__file__).parent
 SYS_INIT_MODULE = 175  # asm/unistd_64.h
@@ -37,6 +37,14 @@ def tell(step: str, **found: Any) -> None:
 
 def do(command: str) -> str:
     return subprocess.run(command.split(), check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def until(shown: Callable[[], Any], seconds: float) -> bool:
+    """Say whether it comes in time; looked at so often that looking is no load."""
+    end = time.monotonic() + seconds
+    while not (found := bool(shown())) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
 
 
 def load_modules() -> None:
@@ -135,9 +143,7 @@ class Step:
 
     def note(self, what: str, shown: Callable[[], Any], seconds: float = 5.0) -> None:
         """Note how long after the step's beginning it is shown; None if it is not in time."""
-        end = time.monotonic() + seconds
-        while not (found := shown()) and time.monotonic() < end:
-            time.sleep(0.1)
+        found = until(shown, seconds)
         self._seconds[what] = (time.monotonic_ns() - self._began_ns) / 1e9 if found else None
 
     def note_event(self, name: str, entity: str) -> None:
@@ -158,7 +164,7 @@ def watch_ports(daemon: Running) -> None:
     def up(device: str) -> float | None:
         return daemon.value("gpuwatch_rdma_port_up", f'device="{device}"')
 
-    wait_for(lambda: up("rxeA") == 1 and up("rxeB") == 1)
+    until(lambda: up("rxeA") == 1 and up("rxeB") == 1, 30)
     with Step("receiver not ready", daemon), traffic(every=8):
         time.sleep(3)
     with traffic(every=1):
@@ -240,7 +246,7 @@ def keep_unit() -> None:
     began = time.monotonic()
     do("systemctl start gpuwatch")
     unit.tell("start", began)
-    wait_for(unit.answers)
+    until(unit.answers, 30)
     with Step("unit", unit) as step:
         up = ("gpuwatch_rdma_port_up", 'device="rxeA"')
         step.note("ports", lambda: unit.value(*up) == 1, 10)
@@ -252,14 +258,14 @@ def keep_unit() -> None:
 
     began = time.monotonic()
     os.kill(int(unit.shown()["MainPID"]), signal.SIGSTOP)
-    wait_for(lambda: not unit.answers(), 90)
-    wait_for(unit.answers, 90)
+    until(lambda: not unit.answers(), 90)
+    until(unit.answers, 90)
     unit.tell("hang", began)
 
     began = time.monotonic()
     os.kill(int(unit.shown()["MainPID"]), signal.SIGKILL)
-    wait_for(lambda: not unit.answers(), 30)
-    wait_for(unit.answers, 60)
+    until(lambda: not unit.answers(), 30)
+    until(unit.answers, 60)
     unit.tell("crash", began)
 
     began = time.monotonic()

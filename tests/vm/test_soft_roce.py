@@ -109,7 +109,7 @@ def test_a_device_that_goes_is_missed_and_may_return(story):
     """Lost is an event and a port that is down; the same device counts on when it is back."""
     removed, returned = story["removed"], story["returned"]
     assert removed["seconds"]["rdma_device_lost"] < SOON
-    assert removed["seconds"]["down"] < SOON
+    assert removed["seconds"]["down"] < 2 * SOON
     assert returned["seconds"]["up"] < 2 * SOON
     assert ["rdma_device_returned", "rxeC"] in returned["events"]
     assert rise(returned, "rdma_link_downed", "rxeC") == 0
