@@ -26,7 +26,6 @@ log = logging.getLogger("gpuwatch.feed")
 
 GRACE_NS = 300_000_000
 MANIFEST_BYTES = 16 * 1024 * 1024
-LATE_PERIODS = 10  # a read this late is no longer one of its own time
 STARTING_NS = 10 * SECOND_NS  # no source is called down in the first seconds of all
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 CATCH_UP_NS = SECOND_NS  # no other is begun after so long, where each takes long
@@ -308,7 +307,9 @@ class Feed:
                 continue  # nobody plans to read there: nothing is missing
             ring.windows.close(tick)
             rows = tick.rows[-1].late_seconds
-            if len(rows) or (ring.current and ring.watermark_ns >= end_ns):
+            # By its rows too, not by its watermark alone: that may be of a look after the tick.
+            reach_ns = min(ring.watermark_ns, ring.windows.reach_ns)
+            if len(rows) or (ring.current and reach_ns >= end_ns):
                 fed[source] = True
         for entity, values in self.facts.items():
             tick.windows.setdefault(entity, {}).update(
@@ -322,29 +323,11 @@ class Feed:
             if states.get(source) not in NOT_PLANNED:
                 tick.windows[Entity("source", source)] = {
                     "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),
-                    **self._lateness(tick, source),
+                    **tick.lateness(source),
                 }
         while self._events and self._events[0].time_ns < end_ns:
             tick.events.append(self._events.popleft())
         return tick
-
-    def _lateness(self, tick: Tick, source: str) -> dict[str, Window]:
-        """Return how many of a source's reads came late: a window over reads, not over time.
-
-        Its covered "nanoseconds" are reads and its integral those that were late by more than ten
-        periods, so windows of several ticks merge to the share of all reads.
-        """
-        rows = [rows for rows in tick.rows if rows.source == source]
-        reads = sum(len(part.late_seconds) for part in rows)
-        if not reads:
-            return {}
-        late = sum(
-            int((part.late_seconds * SECOND_NS > LATE_PERIODS * part.period_ns).sum())
-            for part in rows
-        )
-        share = late / reads
-        window = Window(tick.start_ns, tick.end_ns, reads, reads, 0, share, share, late, share)
-        return {"source_late_ratio": window}
 
     def ring_paths(self) -> list[str]:
         """Return the files of all rings that still hold samples, for a recording."""

@@ -18,7 +18,7 @@ from gpuwatch.errors import RecordingError
 from gpuwatch.recording import EventsBlock, RecordingReader
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Event, Kind
-from gpuwatch.summation import HOLD_PERIODS, row_dtype
+from gpuwatch.summation import row_dtype
 from gpuwatch.window import TICK_NS
 
 MAX_GRID_NS = 10 * SECOND_NS
@@ -43,15 +43,6 @@ class Step(NamedTuple):
     def end_ns(self) -> int:
         """Where the next step starts."""
         return self.start_ns + TICK_NS
-
-
-def reach_ns(last_ns: int, period_ns: int) -> int:
-    """Return how far a ring's data go whose last row is at `last_ns`, as far as rows can tell.
-
-    A recording keeps no watermarks: a ring is taken to be alive for two periods after a row, and
-    for one tick at least.
-    """
-    return last_ns + max(HOLD_PERIODS * period_ns, TICK_NS)
 
 
 class Playback:

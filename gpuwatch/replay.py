@@ -19,13 +19,13 @@ from gpuwatch.child import Child, no_room
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import RecordingError
-from gpuwatch.playback import Playback, Step, reach_ns
+from gpuwatch.playback import Playback, Step
 from gpuwatch.recording import RecordingReader
 from gpuwatch.ring import RingWriter
 from gpuwatch.signals import Entity, Event
 from gpuwatch.source import constant_to_json
-from gpuwatch.summation import RingWindows
-from gpuwatch.window import TICK_NS, Tick, Window, put
+from gpuwatch.summation import RingWindows, reach_ns
+from gpuwatch.window import TICK_NS, Tick, Window
 
 BATCH_SECONDS = 0.005
 EVENTS_KEPT = 1000
@@ -39,7 +39,6 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
     """
     playback = Playback(reader)
     windows = [RingWindows(schema) for schema in playback.tracks]
-    reach = [playback.start_ns] * len(windows)
     constants: dict[Entity, dict[str, float]] = {}
     for column, value in itertools.chain.from_iterable(reader.head.constants.values()):
         constants.setdefault(column.entity, {})[column.name] = value
@@ -51,15 +50,16 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
         for piece in step.pieces:
             windows[piece.track].period_ns = piece.period_ns
             windows[piece.track].add(piece.rows.tobytes())
-            reach[piece.track] = reach_ns(int(piece.rows["time_ns"][-1]), piece.period_ns)
         fed: dict[str, bool] = {}
-        for ring, ring_reach in zip(windows, reach, strict=True):
+        for ring in windows:
             ring.close(tick)
-            has_data = len(tick.rows[-1].late_seconds) > 0 or ring_reach >= tick.end_ns
+            has_data = len(tick.rows[-1].late_seconds) > 0 or ring.reach_ns >= tick.end_ns
             fed[ring.schema.source] = fed.get(ring.schema.source, False) or has_data
         for source, up in fed.items():
-            window = Window.steady(tick.start_ns, tick.end_ns, float(up))
-            put(tick, Entity("source", source), "source_up", window)
+            tick.windows[Entity("source", source)] = {
+                "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),
+                **tick.lateness(source),
+            }
         yield tick
 
 

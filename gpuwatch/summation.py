@@ -18,7 +18,7 @@ from gpuwatch.clock import SECOND_NS
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column
 from gpuwatch.slots import Slots
-from gpuwatch.window import Rows, Tick, Window, put
+from gpuwatch.window import TICK_NS, Rows, Tick, Window, put
 
 HOLD_PERIODS = 2
 CALIBRATION_TICKS = 40
@@ -48,6 +48,14 @@ def row_dtype(schema: RingSchema) -> np.dtype[Any]:
     )
 
 
+def reach_ns(last_ns: int, period_ns: int) -> int:
+    """Return how far a ring's data go whose last row is at `last_ns`, as far as rows can tell.
+
+    It is taken to be written to for two periods after a row, and for one tick at least.
+    """
+    return last_ns + max(HOLD_PERIODS * period_ns, TICK_NS)
+
+
 class RingWindows:
     """Turns the rows of one ring into windows; rows come in order, ticks are closed in order.
 
@@ -71,6 +79,11 @@ class RingWindows:
         self._estimator = RefreshEstimator(schema.gauges)
         self._not_estimated: list[npt.NDArray[Any]] = []
         self._ticks = 0
+
+    @property
+    def reach_ns(self) -> int:
+        """How far the rows summed up so far tell of a ring that is written to."""
+        return reach_ns(int(self._rows["time_ns"][0]), self.period_ns)
 
     @property
     def newest_ns(self) -> int | None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gpuwatch.signals import Entity, Event
 
 TICK_NS = 250_000_000
+LATE_PERIODS = 10  # a read this late is no longer one of its own time
 BUSY_RATIO = 0.2  # above this share of activity a GPU is busy
 ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is known counts
 
@@ -132,6 +133,24 @@ class Tick:
             if window is not None and window.covered_ns:
                 return window.mean
         return None
+
+    def lateness(self, source: str) -> dict[str, Window]:
+        """Return how many of a source's reads came late: a window over reads, not over time.
+
+        Its covered "nanoseconds" are reads and its integral those that were late by more than ten
+        periods, so windows of several ticks merge to the share of all reads. Empty if there were
+        no reads.
+        """
+        rows = [rows for rows in self.rows if rows.source == source]
+        reads = sum(len(part.late_seconds) for part in rows)
+        if not reads:
+            return {}
+        late = sum(
+            int((part.late_seconds * 1e9 > LATE_PERIODS * part.period_ns).sum()) for part in rows
+        )
+        share = late / reads
+        window = Window(self.start_ns, self.end_ns, reads, reads, 0, share, share, late, share)
+        return {"source_late_ratio": window}
 
     def busy(self, entity: Entity) -> bool:
         """Say whether a GPU worked for more than a fifth of the tick; not known is not busy."""

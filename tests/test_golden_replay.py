@@ -17,6 +17,7 @@ from gpuwatch.paths import BUNDLED_RECORDING
 from gpuwatch.recording import RecordingReader
 from gpuwatch.replay import ticks
 from gpuwatch.rules import RULES
+from gpuwatch.sources import SOURCES
 from gpuwatch.window import TICK_NS
 
 SICK = "2"
@@ -24,7 +25,7 @@ RULE = "gpu_hw_thermal_slowdown"
 RULES_CONFIG = f"[rules.{RULE}]\nwindow_seconds = 2.0\nhold_seconds = 0.5\n"
 OVERRIDES = {RULE: {"window_seconds": 2.0, "hold_seconds": 0.5}}
 SAMPLING = "[state]\nperiod_ms = 2.0\nbudget_ratio = 1.0\n"
-FAULT = "[simulated]\ngpus = 4\nfault_after_seconds = 1.0\nfault_seconds = 1.0\n"
+FAULT = "[simulated]\ngpus = 4\nfault_after_seconds = 4.0\nfault_seconds = 1.0\n"
 RECORDED = {f"{rule.name}_{what}" for rule in RULES for what in ("pending", "firing", "resolved")}
 RECORDED |= {f"{rule.name}_detected" for rule in RULES}
 
@@ -37,7 +38,7 @@ def recording(tmp_path_factory):
     with Running(directory, "--source", "simulated:thermal", config=config) as running:
         fault = wait_for(lambda: running.events("scenario_fault"), what="the fault")[0]
         wait_for(lambda: monotonic_ns() > fault["time_ns"] + 3.3 * SECOND_NS)
-        command = [*(sys.executable, "-m", "gpuwatch", "record", "--last", "5s")]
+        command = [*(sys.executable, "-m", "gpuwatch", "record", "--last", "8s")]
         command += ["--path.runtime", str(running.runtime)]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return Path(printed.strip())
@@ -107,8 +108,8 @@ def test_real_time_gives_the_windows_and_alerts_of_full_speed(recording, tmp_pat
     with Running(
         tmp_path, "--source", f"replay:{recording}", config=RULES_CONFIG, ready=False
     ) as running:
-        manifest = running.runtime / "state.json"
-        wait_for(manifest.exists, what="the replay's manifest")
+        manifests = [running.runtime / f"{duty}.json" for duty in SOURCES]
+        wait_for(lambda: all(path.exists() for path in manifests), what="the manifests")
         feed = Feed(running.runtime, NoNumbers(), {"nvml_state": "state"}, 60.0)
         found = []
         while len(found) < len(wanted):
@@ -128,7 +129,8 @@ def test_real_time_gives_the_windows_and_alerts_of_full_speed(recording, tmp_pat
     for one, other in zip(wanted, found, strict=True):
         assert plain(other, shift) == plain(one, 0)
     expected = judged(wanted, 0)
-    assert judged(found, shift) == expected
+    # Of one tick in no order: rings come in that of the directory.
+    assert sorted(judged(found, shift)) == sorted(expected)
     assert sorted(told) == sorted((name, tuple(entity), at) for name, entity, at in expected)
 
 
