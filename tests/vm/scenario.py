@@ -164,6 +164,9 @@ def watch_ports(daemon: Running) -> None:
     def up(device: str) -> float | None:
         return daemon.value("gpuwatch_rdma_port_up", f'device="{device}"')
 
+    def link_downs(device: str) -> float | None:
+        return daemon.value("gpuwatch_rdma_link_downed_total", f'device="{device}"')
+
     until(lambda: up("rxeA") == 1 and up("rxeB") == 1, 30)
     with Step("receiver not ready", daemon), traffic(every=8):
         time.sleep(3)
@@ -189,6 +192,7 @@ def watch_ports(daemon: Running) -> None:
         time.sleep(max(0, pull_ns - time.monotonic_ns()) / 1e9)
         do("ip link set vD up")
         step.note("counted", lambda: daemon.value(*interface) == before + 1)
+        step.note("link", lambda: link_downs("rxeC") == link_downs("rxeD") == 1)
         step.note_event("nic_carrier_lost", "vC")
     with Step("down", daemon) as step:
         do("ip link set vD down")
@@ -225,15 +229,23 @@ class Unit(Running):
         lines = do(f"systemctl show gpuwatch -p {keys}").splitlines()
         return dict(line.split("=", 1) for line in lines)
 
-    def tell(self, step: str, began: float) -> None:
+    def processes(self) -> list[tuple[str, str]]:
+        """Return user and command of each of the unit's processes."""
         folder = Path("/sys/fs/cgroup/system.slice/gpuwatch.service/cgroup.procs")
-        processes = folder.read_text().split() if folder.exists() else []
+        found = []
+        for pid in folder.read_text().split() if folder.exists() else ():
+            with contextlib.suppress(FileNotFoundError):  # it was a short one
+                process = Path("/proc", pid)
+                command = (process / "cmdline").read_text().replace("\0", " ")
+                found.append((process.owner(), command))
+        return found
+
+    def tell(self, step: str, began: float) -> None:
         tell(
             step,
             seconds=time.monotonic() - began,
             shown=self.shown(),
-            commands=[Path("/proc", pid, "cmdline").read_text().split("\0") for pid in processes],
-            users=sorted({Path("/proc", pid).owner() for pid in processes}),
+            processes=self.processes(),
             runtime=Path("/run/gpuwatch").exists(),
         )
 

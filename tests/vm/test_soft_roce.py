@@ -70,8 +70,8 @@ def test_devices_that_come_are_read(story):
 def test_a_flap_of_30_ms_is_seen(story):
     """Both ends count the carrier and the link; one flap is an event and no alert."""
     flap = story["flap"]
-    assert flap["seconds"]["counted"] < SOON
-    assert flap["seconds"]["nic_carrier_lost"] < SOON
+    for what in ("counted", "link", "nic_carrier_lost"):
+        assert flap["seconds"][what] < SOON
     for end in "CD":
         assert rise(flap, "nic_carrier_changes", f"v{end}") == 2
         assert rise(flap, "nic_carrier_downs", f"v{end}") == 1
@@ -85,7 +85,7 @@ def test_a_port_that_stays_down_fires(story):
     down = story["down"]
     assert down["seconds"]["down"] < SOON
     assert down["seconds"]["rdma_port_down_detected"] < SOON
-    assert 10 <= down["seconds"]["firing"] < 10 + SOON
+    assert 10 <= down["seconds"]["firing"] < 10 + 2 * SOON
     assert [one for one in down["alerts"] if one[0] == "rdma_port_down"] == [
         ["rdma_port_down", "rxeC/1", "firing"]
     ]

@@ -13,13 +13,13 @@ ACTIVE = {"ActiveState": "active", "SubState": "running", "Result": "success"}
 def is_alive(step, restarts):
     """Say whether the unit runs after so many restarts, every process of it once."""
     shown = step["shown"]
-    programs = [tuple(command) for command in step["commands"]]
+    commands = [command for _, command in step["processes"]]
     return (
         ACTIVE.items() <= shown.items()
         and shown["NRestarts"] == str(restarts)
         and shown["StatusText"] == "serving nvml on 127.0.0.1:9973"
-        and step["users"] == ["gpuwatch"]
-        and len(programs) == len(set(programs)) > 1
+        and {user for user, _ in step["processes"]} == {"gpuwatch"}
+        and len(commands) == len(set(commands)) > 1
     )
 
 
@@ -60,7 +60,7 @@ def test_stop_leaves_nothing(story):
     stop = story["stop"]
     assert {"ActiveState": "inactive", "Result": "success"}.items() <= stop["shown"].items()
     assert stop["shown"]["ExecMainStatus"] == "0"
-    assert stop["commands"] == []
+    assert stop["processes"] == []
     assert not stop["runtime"]
     assert stop["seconds"] < 30
 
