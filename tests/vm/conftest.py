@@ -33,8 +33,9 @@ def story(request, tmp_path_factory):
     """Return what happened in the guest."""
     if request.config.getoption("no_vm"):
         pytest.skip("--no-vm")
-    if platform.machine() != "x86_64" or platform.freedesktop_os_release()["ID"] != "debian":
-        leave("the guest is made of Debian for x86-64")
+    release = platform.freedesktop_os_release()
+    if platform.machine() != "x86_64" or release.get("VERSION_CODENAME") != "bookworm":
+        leave("the guest is made of Debian 12 for x86-64")
     missing = [package for file, package in NEEDED.items() if not Path(file).exists()]
     if missing:
         leave(f"apt-get install {' '.join(missing)}")
