@@ -20,13 +20,12 @@ from gpuwatch.ring import SHAPE_ERRORS, RingReader
 from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.source import NOT_PLANNED, EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows
-from gpuwatch.window import TICK_NS, Tick, Window
+from gpuwatch.window import STARTING_NS, TICK_NS, Tick, Window
 
 log = logging.getLogger("gpuwatch.feed")
 
 GRACE_NS = 300_000_000
 MANIFEST_BYTES = 16 * 1024 * 1024
-STARTING_NS = 10 * SECOND_NS  # no source is called down in the first seconds of all
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 CATCH_UP_NS = SECOND_NS  # no other is begun after so long, where each takes long
 
@@ -97,6 +96,7 @@ class Feed:
         self._links: dict[Entity, tuple[Entity, ...]] = {}
         self._next_end_ns = 0
         self._starting_until_ns = 0
+        self._heard: set[str] = set()  # sources that have ever fed a tick
         # Entities that are no more, by the names they have in rings that are still kept.
         self.ended: dict[Entity, EntityInfo] = {}
         # What the daemon itself knows of the node, for the rules: values by entity and name.
@@ -316,10 +316,10 @@ class Feed:
                 (name, Window.steady(tick.start_ns, tick.end_ns, value))
                 for name, value in values.items()
             )
+        self._heard |= {source for source, up in fed.items() if up}
         for source, up in fed.items():
-            starting = self._duties[source] not in self.manifests
-            if starting and not up and end_ns < self._starting_until_ns:
-                continue  # its sampler has had no time to open it
+            if source not in self._heard and end_ns < self._starting_until_ns:
+                continue  # its sampler has had no time yet
             if states.get(source) not in NOT_PLANNED:
                 tick.windows[Entity("source", source)] = {
                     "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),

@@ -25,7 +25,7 @@ from gpuwatch.ring import RingWriter
 from gpuwatch.signals import Entity, Event
 from gpuwatch.source import constant_to_json
 from gpuwatch.summation import RingWindows, reach_ns
-from gpuwatch.window import TICK_NS, Tick, Window
+from gpuwatch.window import STARTING_NS, TICK_NS, Tick, Window
 
 BATCH_SECONDS = 0.005
 EVENTS_KEPT = 1000
@@ -42,6 +42,7 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
     constants: dict[Entity, dict[str, float]] = {}
     for column, value in itertools.chain.from_iterable(reader.head.constants.values()):
         constants.setdefault(column.entity, {})[column.name] = value
+    heard: set[str] = set()
     end_ns = playback.start_ns + int((loop_for_seconds or 0) * SECOND_NS)
     for step in playback.steps(0, loop=loop_for_seconds is not None):
         if loop_for_seconds is not None and step.end_ns > end_ns:
@@ -55,7 +56,10 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
             ring.close(tick)
             has_data = len(tick.rows[-1].late_seconds) > 0 or ring.reach_ns >= tick.end_ns
             fed[ring.schema.source] = fed.get(ring.schema.source, False) or has_data
+        heard |= {source for source, up in fed.items() if up}
         for source, up in fed.items():
+            if source not in heard and tick.end_ns < playback.start_ns + STARTING_NS:
+                continue  # as in the feed of a daemon
             tick.windows[Entity("source", source)] = {
                 "source_up": Window.steady(tick.start_ns, tick.end_ns, float(up)),
                 **tick.lateness(source),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gpuwatch.signals import Entity, Event
 
 TICK_NS = 250_000_000
+STARTING_NS = 10_000_000_000  # no source is called down in the first seconds of all
 LATE_PERIODS = 10  # a read this late is no longer one of its own time
 BUSY_RATIO = 0.2  # above this share of activity a GPU is busy
 ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is known counts

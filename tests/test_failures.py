@@ -236,7 +236,7 @@ def check_recovery(node: Node, running: Running, reason: str, advice: str) -> No
     first = int(str(state_of(running)["generation"]))
     wait_for(lambda: int(str(state_of(running)["generation"])) >= first + 1, what="retries")
     wait_for(lambda: running.value("gpuwatch_nvml_up") == 0)
-    assert running.value("gpuwatch_source_up", 'source="nvml_state"') == 0
+    wait_for(lambda: running.value("gpuwatch_source_up", 'source="nvml_state"') == 0)
     assert running.value("gpuwatch_gpus_pci") == 3
     assert advice in str(state_of(running)["reason"])
     lines = [line for line in running.log().splitlines() if reason in line]
@@ -273,8 +273,8 @@ def test_driver_that_works_later(tmp_path: Path) -> None:
     node.script.step(node.script.now_ms() + 2000, "nvmlInit")
     node.script.write(tmp_path / "script")
     with node.running() as running:
-        wait_for(lambda: running.value("gpuwatch_nvml_up") == 0)
         wait_for(lambda: running.value("gpuwatch_nvml_up") == 1)
+        assert "driver_not_loaded" in running.log()
         assert restarts(running, "state") == 0
 
 
@@ -672,6 +672,6 @@ def test_nothing_grows(tmp_path: Path) -> None:
 
         files, memory = round_of_scrapes(0)
         files_after, memory_after = round_of_scrapes(2)
-        assert files_after == files
+        assert all(files_after[name] <= count + 2 for name, count in files.items())
         for name, size in memory.items():
             assert memory_after[name] < 1.25 * size, name

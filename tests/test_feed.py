@@ -6,11 +6,11 @@ import logging
 import numpy as np
 import pytest
 
-from gpuwatch.feed import CATCH_UP_TICKS, GRACE_NS, STARTING_NS, Feed
+from gpuwatch.feed import CATCH_UP_TICKS, GRACE_NS, Feed
 from gpuwatch.ring import RingReader, RingSchema, RingWriter
 from gpuwatch.signals import HOST, Column, Entity, Event, Kind, Signal
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import TICK_NS
+from gpuwatch.window import STARTING_NS, TICK_NS
 
 MS = 1_000_000
 SECOND = 1000 * MS

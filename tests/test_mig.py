@@ -199,16 +199,16 @@ def test_a_recording_over_a_change_has_both_layouts(tmp_path: Path) -> None:
     node = Node(tmp_path, 2)
     node.now("mig", dev=0, val=TWO)
     with node.running(config=CONFIG) as running:
-        wait_for(lambda: shares(running).keys() == {"1", "2"})
+        wait_for(lambda: shares(running).keys() == {"1", "2"}, 90)
         node.now("mig", dev=0, val=THREE)
-        wait_for(lambda: shares(running).keys() == {"7", "8", "9"})
+        wait_for(lambda: shares(running).keys() == {"7", "8", "9"}, 90)
         command = [sys.executable, "-m", "gpuwatch", "record", "--last", "60s"]
         command += ["--path.runtime", str(running.runtime)]
         path = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
     (tmp_path / "again").mkdir()
     with Running(tmp_path / "again", "--source", f"replay:{path}") as running:
-        wait_for(lambda: shares(running).keys() == {"1", "2"})
-        wait_for(lambda: shares(running).keys() == {"7", "8", "9"})
+        wait_for(lambda: shares(running).keys() == {"1", "2"}, 90)
+        wait_for(lambda: shares(running).keys() == {"7", "8", "9"}, 90)
         assert instances(running)["1"]["uuid"] == mig_uuid(0, 1)
         assert instances(running)["7"]["uuid"] == mig_uuid(0, 7)

@@ -62,6 +62,14 @@ def add_pair(one: str, other: str) -> None:
     do(f"ip link set {other} up")
 
 
+def flap(end: str) -> None:
+    """Take the carrier away from the other end of a cable, for 30 ms."""
+    began = time.monotonic()
+    do(f"ip link set {end} down")
+    time.sleep(max(0.0, began + 0.03 - time.monotonic()))
+    do(f"ip link set {end} up")
+
+
 def route(interface: str, own: str, peer_interface: str, peer: str, table: int) -> None:
     """Have what this machine sends to the peer's address, also its own, go over the cable."""
     settings = Path("/proc/sys/net/ipv4/conf", interface)
@@ -167,6 +175,9 @@ def watch_ports(daemon: Running) -> None:
     def link_downs(device: str) -> float | None:
         return daemon.value("gpuwatch_rdma_link_downed_total", f'device="{device}"')
 
+    def firing(rule: str) -> bool:
+        return daemon.value("gpuwatch_alert_firing", f'alert="{rule}"', 'device="rxeC"') == 1
+
     until(lambda: up("rxeA") == 1 and up("rxeB") == 1, 30)
     with Step("receiver not ready", daemon), traffic(every=8):
         time.sleep(3)
@@ -186,23 +197,22 @@ def watch_ports(daemon: Running) -> None:
         interface = ("gpuwatch_nic_carrier_downs_total", 'interface="vC"')
         step.note("interface", lambda: daemon.value(*interface) is not None)
     with Step("flap", daemon) as step:
-        before = daemon.value(*interface)
-        pull_ns = time.monotonic_ns() + 30_000_000
-        do("ip link set vD down")
-        time.sleep(max(0, pull_ns - time.monotonic_ns()) / 1e9)
-        do("ip link set vD up")
-        step.note("counted", lambda: daemon.value(*interface) == before + 1)
-        step.note("link", lambda: link_downs("rxeC") == link_downs("rxeD") == 1)
-        step.note_event("nic_carrier_lost", "vC")
+        flap("vB")
+        carrier = ("gpuwatch_nic_carrier_downs_total", 'interface="vA"')
+        step.note("carrier", lambda: daemon.value(*carrier) == 1)
+        step.note("link", lambda: link_downs("rxeA") == link_downs("rxeB") == 1)
+        step.note_event("nic_carrier_lost", "vA")
     with Step("down", daemon) as step:
         do("ip link set vD down")
         step.note("down", lambda: up("rxeC") == 0)
         step.note_event("rdma_port_down_detected", "rxeC/1")
-        firing = ("gpuwatch_alert_firing", 'alert="rdma_port_down"', 'device="rxeC"')
-        step.note("firing", lambda: daemon.value(*firing) == 1, 20)
+        step.note("firing", lambda: firing("rdma_port_down"), 20)
     with Step("up again", daemon) as step:
         do("ip link set vD up")
         step.note("up", lambda: up("rxeC") == 1 and up("rxeD") == 1)
+    with Step("second flap", daemon) as step:
+        flap("vD")
+        step.note("firing", lambda: firing("rdma_port_flapping"))
     with Step("removed", daemon) as step:
         do("rdma link delete rxeC")
         step.note_event("rdma_device_lost", "rxeC")
