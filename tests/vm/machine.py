@@ -31,7 +31,7 @@ class Story:
 
     def __init__(self, told: str, console: str) -> None:
         lines = told.splitlines()
-        records = [json.loads(line) for line in lines if line.startswith("{")]
+        records = [json.loads(line) for line in lines if line.startswith("{") and line[-1] == "}"]
         self._steps: dict[str, dict[str, Any]] = {record["step"]: record for record in records}
         self._rest = "\n".join(line for line in lines if not line.startswith("{"))
         self._console = console
