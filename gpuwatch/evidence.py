@@ -158,6 +158,11 @@ class FlightRecorder:
     def _settings(self, feed: Feed, take: Take) -> dict[str, Any]:
         daemon = self._daemon
         manifests = feed.manifests.values()
+        names = {old: info.entity for old, info in feed.ended.items()}
+        names |= {old: new for m in manifests for old, new in m.names.items()}
+        known = entities_of(manifests)
+        here = {info.entity for info in known}
+        ended = [info for info in feed.ended.values() if info.entity not in here]
         alerts = [
             {**alert_json(alert), "recording": take.name if mine else alert.recording}
             for alert in daemon.engine.alerts()
@@ -169,8 +174,8 @@ class FlightRecorder:
             "rings": feed.ring_paths(),
             "since_ns": take.since_ns,
             "until_ns": take.until_ns,
-            "names": [[old, new] for m in manifests for old, new in m.names.items()],
-            "entities": [info.to_json() for info in entities_of(manifests)],
+            "names": [[old, new] for old, new in names.items()],
+            "entities": [info.to_json() for info in [*known, *ended]],
             "constants": {
                 m.duty: [constant_to_json(column, value) for column, value in m.constants]
                 for m in manifests
