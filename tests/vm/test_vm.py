@@ -5,7 +5,7 @@ Seconds are the guest's. All tests are in one file, so that `pytest -n` boots on
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1200)  # the first test boots
+pytestmark = pytest.mark.timeout(1800)  # the first test boots
 
 SOON = 1.5
 RECEIVED, SENT = (f"gpuwatch_rdma_port_packets_{way}_total" for way in ("received", "transmitted"))
