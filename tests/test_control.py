@@ -115,7 +115,7 @@ def test_clients_that_do_not_read(running: Running, path: Path) -> None:
 def test_many_clients(running: Running, path: Path) -> None:
     """More clients than there is room for are turned away; when they leave there is room again."""
     # A client that left just now may still hold a place.
-    wait_for(lambda: answered_of_forty(path) == PEERS, what="as many answers as places")
+    wait_for(lambda: answered_of_forty(path) == PEERS, 120, "as many answers as places")
     wait_for(lambda: request_works(path))
     assert not running.events("tick_failed")
 

@@ -64,7 +64,6 @@ OF_INSTANCES = ("SMs", "Tensor cores", "Memory bandwidth")
 QUIET_PORTS = (*("Loss", "Congestion", "Paused", "Link errors", "Errors of packets and requests"),)
 # With the nodes of the test below these have rightly nothing to show.
 EMPTY = {
-    ("gpuwatch-self", "Sources that failed"),
     ("gpuwatch-self", "Released"),
     ("gpuwatch-self", "Failed reads by error"),
     ("gpuwatch-self", "Stuck in a driver call"),
@@ -81,6 +80,8 @@ EMPTY = {
     *(("gpuwatch-gpu", f"{title} of instances") for title in OF_INSTANCES),
     ("gpuwatch-gpu", "Instances"),
 }
+# A busy machine may have a source miss a quarter second.
+BUSY = {("gpuwatch-self", "Sources that failed")}
 TEMPERATURES = ("Core temperature", "Memory temperature")
 VARIABLES = {
     "__rate_interval": "1m",
@@ -372,7 +373,7 @@ def test_every_query_has_data(server, span, uid):
         for title, expr, scoped in asked
         if not server.get("query", query=substitute(expr, scoped))["result"]
     }
-    assert empty == {one for one in EMPTY if one[0] == uid}
+    assert empty - BUSY == {one for one in EMPTY if one[0] == uid}
 
 
 def test_tables_rank_the_worst_first(server, span):

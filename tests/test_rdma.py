@@ -537,10 +537,16 @@ def test_bytes_are_never_read_faster_than_the_config_says(tree):
     """`period_ms` is the limit."""
     tree.mlx5(0)
     with reading(tree, period_ms=50.0) as rdma:
-        for _ in range(100):
-            rdma.group("bytes").read()
-        rdma.housekeep(HOUR)
-        assert rdma.group("bytes").period_ns == 50_000_000
+
+        def fastest():
+            for _ in range(100):
+                rdma.group("bytes").read()
+            rdma.housekeep(next(hours))
+            assert rdma.group("bytes").period_ns >= 50_000_000
+            return rdma.group("bytes").period_ns == 50_000_000
+
+        hours = itertools.count(HOUR, HOUR)
+        wait_for(fastest)
 
 
 def test_a_port_left_alone_for_a_hang_is_not_touched(tree):
