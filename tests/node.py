@@ -19,10 +19,13 @@ from gpuwatch.tmpfs import ring_directory
 def quiet(*sources: str) -> str:
     """Return a config of these sources alone, gentle on the machine the tests run on.
 
-    What is tested does not depend on the rate. More keys of [state] may follow.
+    What is tested does not depend on the rate, nor on how full the tester's disk is. More keys of
+    [state] may follow.
     """
     return f"""
 {only(*sources)}
+[recorder]
+free_ratio = 0
 [counters]
 budget_ratio = 1
 [state]

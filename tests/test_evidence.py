@@ -1,40 +1,40 @@
 """Evidence: what a rule sees is saved, whatever is killed or full meanwhile, but not too often."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from node import QUIET
-from running import Running, descendants, only, wait_for
+from running import Running, descendants, wait_for
 
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.clock import SECOND_NS, ClockTriple
 from gpuwatch.codec import Head, RowsBlock
-from gpuwatch.errors import RecordingError
 from gpuwatch.gpu_signals import THROTTLE
 from gpuwatch.history import History
 from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, RecordingWriter
 from gpuwatch.replay import ticks
-from gpuwatch.ring import RingSchema
+from gpuwatch.ring import RingSchema, RingWriter
 from gpuwatch.rules import RULES
-from gpuwatch.signals import Column, Entity
+from gpuwatch.signals import Column, Entity, Kind, Signal
 from gpuwatch.source import EntityInfo
 from gpuwatch.summation import row_dtype
 from gpuwatch.tmpfs import ring_directory
 
 RULE = "gpu_hw_thermal_slowdown"
 SICK = "2"
+POWER = Signal("power_watts", "Power.", Kind.GAUGE, "watts", label="rail")
 
 
-def settings(gpus=4, after=1, recorder="", more="", sampling=QUIET):
+def settings(gpus=4, after=1, recorder="free_ratio = 0", more=""):
     """Return a config of a node whose GPU grows hot two seconds after ready."""
-    return f"""{sampling}
+    return f"""{QUIET.replace("[recorder]", "").replace("free_ratio = 0", "")}
 [rules.{RULE}]
 window_seconds = 2.0
 {more}
@@ -159,51 +159,103 @@ def test_alerts_at_once_are_one_recording(tmp_path):
 
 
 def stopped_recorder(running):
-    """Stop a recorder within its work: when it has written some rows, and not all."""
+    """Stop a recorder within its work; return its process and the file it writes."""
     (recorder,) = wait_for(lambda: recorders(running))
-    while True:  # it is let run for a few milliseconds at a time
-        os.kill(recorder, signal.SIGSTOP)
-        for path in (running.state / "recordings").glob("*.gwr.tmp"):
-            with contextlib.suppress(RecordingError):
-                if contents(path)[1]:
-                    return recorder, path
-        os.kill(recorder, signal.SIGCONT)
-        time.sleep(0.002)
+    os.kill(recorder, signal.SIGSTOP)
+    when = running.events(f"{RULE}_detected")[0]["time"].partition(".")[0]
+    stamp = when.replace("-", "").replace(":", "")
+    return recorder, running.state / f"recordings/{stamp}Z-{RULE}-gpu-{SICK}.gwr.tmp"
 
 
-@pytest.mark.parametrize("victim", ["recorder", "daemon"])
-def test_killed_while_recording(tmp_path, victim):
-    """On a node of 16 GPUs the recorder, or the daemon, is killed: the part that is whole stays.
+def go_on(running):
+    """Wait until the endpoint has shown two more seconds."""
+    count = running.status()["ticks_closed"]
+    wait_for(lambda: running.status()["ticks_closed"] > count + 8, what="ticks go on")
 
-    The endpoint goes on, the file has its final name and says what is missing. A new daemon makes
-    the whole recording.
+
+def test_a_recorder_is_killed(tmp_path):
+    """On a node of 16 GPUs a recorder hangs and is killed: the part that is whole is evidence.
+
+    The endpoint goes on, the file gets its final name, which the alert tells, and says what is
+    missing.
     """
-    with hot(tmp_path, gpus=16, sampling=only("nvml_state", "nvml_counters")) as running:
+    heated(tmp_path / "whole.gwr", 1)
+    with hot(tmp_path, gpus=16) as running:
         recorder, unfinished = stopped_recorder(running)
-        assert [path.suffix for path in recordings(running)] == [".tmp"]
-        count = running.status()["ticks_closed"]
-        wait_for(lambda: running.status()["ticks_closed"] > count + 8, what="ticks go on")
-        os.kill(recorder if victim == "recorder" else running.child("daemon"), signal.SIGKILL)
-        path = wait_for(unfinished.with_suffix("").exists) and unfinished.with_suffix("")
-        wait_for(lambda: any("cut short" in e["detail"] for e in saved(running)))
-        if victim == "recorder":
-            assert running.value("gpuwatch_recordings_skipped_total", "failed") == 1
-            wait_for(lambda: (running.alert(RULE) or {}).get("recording") == path.name)
-            (failed,) = running.events("recording_failed")
-            assert "the recorder ended without a word" in failed["detail"]
-        else:  # what the rings still hold is seen again
-            again = path.with_name(f"{path.stem}-2.gwr")
-            wait_for(again.exists)
-            assert contents(again)[-1]
-        assert running.value("gpuwatch_child_restarts_total", "daemon") == (victim == "daemon")
-    reader = RecordingReader(path)
-    rows = [block.rows["time_ns"] for block in reader if isinstance(block, RowsBlock)]
+        # Wherever it was stopped: let it have written nearly all of a recording.
+        unfinished.write_bytes((tmp_path / "whole.gwr").read_bytes()[:-40])
+        go_on(running)
+        os.kill(recorder, signal.SIGKILL)
+        wait_for(lambda: (running.alert(RULE) or {}).get("recording") == unfinished.stem)
+        (event,) = saved(running)
+        assert event["detail"] == f"{unfinished.stem}: cut short, its recorder was killed"
+        (failed,) = running.events("recording_failed")
+        assert "the recorder ended without a word" in failed["detail"]
+        assert running.value("gpuwatch_recordings_skipped_total", "failed") == 1
+        assert recordings(running) == [unfinished.with_suffix("")]
+    assert not contents(unfinished.with_suffix(""))[-1]
+
+
+def test_the_daemon_is_killed_while_a_recorder_works(tmp_path):
+    """The next daemon sees again what the rings hold, and makes the whole recording of it."""
+    with hot(tmp_path, gpus=16) as running:
+        _, unfinished = stopped_recorder(running)
+        go_on(running)
+        os.kill(running.child("daemon"), signal.SIGKILL)
+        wait_for(lambda: any(RULE in event["detail"] for event in saved(running)))
+        assert running.value("gpuwatch_child_restarts_total", "daemon") == 1
+        name = wait_for(lambda: (running.alert(RULE) or {}).get("recording"))
+        assert name.startswith(unfinished.name.removesuffix(".gwr.tmp"))
+        assert contents(running.state / "recordings" / name)[-1]
+        wait_for(lambda: not list(unfinished.parent.glob("*.tmp")))
+
+
+def test_a_killed_recorder_leaves_what_is_whole(tmp_path):
+    """A recorder that is killed in the midst leaves all rows up to the time that the file says."""
+    noise, schemas = np.random.default_rng(1), []
+    for number in range(8):
+        entity = Entity("gpu", str(number))
+        columns = tuple(Column(entity, POWER, str(label)) for label in range(16))
+        schemas.append(RingSchema(f"state.gpu{number}", "state", "s", columns, 1_000_000))
+        ring = RingWriter(tmp_path / f"state.1.gpu{number}.ring", schemas[-1], 20.0)
+        values = noise.random((20_000, 16)).tolist()
+        for index, cells in enumerate(values):
+            ring.append(10**12 + index * 1_000_000, 0.0, 0.0, cells)
+        ring.close()
+    output = tmp_path / "cut.gwr"
+    asked = {
+        "output": str(output),
+        "rings": [str(path) for path in sorted(tmp_path.glob("*.ring"))],
+        "since_ns": 0,
+        "until_ns": 2 * 10**12,
+    }
+    child = [sys.executable, "-m", "gpuwatch.recording"]
+    with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as recorder:
+        recorder.stdin.write(json.dumps(asked).encode())
+        recorder.stdin.close()
+        unfinished = output.with_suffix(".gwr.tmp")
+        wait_for(lambda: unfinished.exists() and unfinished.stat().st_size > 2_000_000)
+        recorder.kill()
+    said = subprocess.run(
+        [sys.executable, "-m", "gpuwatch.salvage"],
+        input=json.dumps({"unfinished": [str(unfinished)]}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(said.stdout) == {"adopted": ["cut.gwr"]}
+    reader = RecordingReader(output)
+    rows = [[] for _ in schemas]
+    for block in reader:
+        if isinstance(block, RowsBlock):
+            rows[block.ring].append(block.rows["time_ns"])
     reader.close()
     assert not reader.complete
-    assert reader.head.start_ns <= reader.end_ns < reader.head.end_ns
-    times = np.concatenate(rows)
-    assert times.min() >= reader.head.start_ns
-    assert not list(path.parent.glob("*.tmp"))
+    assert reader.head.end_ns - reader.end_ns > 1 * SECOND_NS
+    whole = (reader.end_ns - 10**12) // 1_000_000
+    assert whole > 0
+    for times in map(np.concatenate, rows):
+        assert times[:whole].tolist() == [10**12 + index * 1_000_000 for index in range(whole)]
 
 
 def test_a_file_without_rows_is_no_evidence(tmp_path):
@@ -236,7 +288,7 @@ def test_a_disk_without_room(tmp_path, disk):
     """Under the free-space floor nothing is written, and that is an alert; with room it goes on."""
     (disk / "filler").write_bytes(b"x" * 3_700_000)
     more = "[rules.recorder_disk_full]\nfor_seconds = 1.0\nhold_seconds = 1.0\n"
-    with hot(tmp_path, recorder="quiet_seconds = 0", more=more) as running:
+    with hot(tmp_path, recorder="free_ratio = 0.15", more=more) as running:
         wait_for(lambda: (running.alert("recorder_disk_full") or {}).get("state") == "firing")
         wait_for(lambda: running.value("gpuwatch_recordings_skipped_total", "disk_full"))
         answer = request(running)
@@ -260,7 +312,7 @@ def test_no_limit_removes_the_recording_of_an_open_alert(tmp_path):
     names = [f"2026010{day}T000000Z-request.gwr" for day in range(1, 6)]
     for name in [*names, "mine.gwr"]:
         (directory / name).write_text("old")
-    recorder = "keep_count = 1\nkeep_days = 3650.0"
+    recorder = "free_ratio = 0\nkeep_count = 1\nkeep_days = 3650.0"
     with hot(tmp_path, recorder=recorder) as running:
         (event,) = saved(running)
         wait_for(lambda: (running.alert(RULE) or {}).get("state") == "firing")
