@@ -78,8 +78,9 @@ def test_a_port_from_the_driver_to_the_page(tree, tmp_path):
         # The link goes: the port sees it, the interface counts it.
         tree.show("mlx5_3", state="1: DOWN", phys_state="3: Disabled", link_downed=2)
         net = tree.root / "class/net/eth3"
-        (net / "carrier_down_count").write_text("3\n")
-        (net / "carrier_changes").write_text("5\n")
+        for name, count in (("carrier_down_count", 3), ("carrier_changes", 5)):
+            with (net / name).open("r+") as file:  # the kernel never shows an empty file
+                file.write(f"{count}\n")
         wait_for(lambda: daemon.events("rdma_port_down_detected"))
         firing = ("gpuwatch_alert_firing", 'alert="rdma_port_down"', *PORT)
         wait_for(lambda: daemon.value(*firing) == 1)
