@@ -203,7 +203,7 @@ def test_the_daemon_is_killed_while_a_recorder_works(tmp_path):
         go_on(running)
         os.kill(running.child("daemon"), signal.SIGKILL)
         wait_for(lambda: any(RULE in event["detail"] for event in saved(running)))
-        assert running.value("gpuwatch_child_restarts_total", "daemon") == 1
+        wait_for(lambda: running.value("gpuwatch_child_restarts_total", "daemon") == 1)
         name = wait_for(lambda: (running.alert(RULE) or {}).get("recording"))
         assert name.startswith(unfinished.name.removesuffix(".gwr.tmp"))
         assert contents(running.state / "recordings" / name)[-1]
