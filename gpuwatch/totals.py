@@ -5,8 +5,9 @@ it is shown, so nothing is lost to rounding and no total falls; the one exceptio
 counter, which is passed through and falls when the hardware resets it.
 """
 
+import copy
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ import numpy as np
 from gpuwatch.clock import SECOND_NS, read_clocks
 from gpuwatch.kernel_log import PCIE_ERROR, XID, told
 from gpuwatch.signals import Column, Entity, Event, Kind, Total, column_name
-from gpuwatch.window import TICK_NS, Floats, Tick, TimeHistogram, Window
+from gpuwatch.window import TICK_NS, Floats, Rows, Tick, TimeHistogram, Window
 
 TRAILING_TICKS = 60 * SECOND_NS // TICK_NS
 
@@ -25,6 +26,7 @@ SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
 SM_CLOCK_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}'
 
 DURATION_BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0)
+NOTHING = (math.nan, math.nan, 0.0, 0.0)  # minimum, maximum, integral, covered nanoseconds
 
 Key = tuple[Entity, str]
 
@@ -51,16 +53,18 @@ class Statistics(NamedTuple):
 class Durations:
     """A histogram that counts events by how long each took, in seconds."""
 
+    bounds = DURATION_BOUNDS
+    _bounds = np.array(DURATION_BOUNDS)
+
     def __init__(self) -> None:
-        self.bounds = DURATION_BOUNDS
         self._counts = np.zeros(len(self.bounds) + 1, np.int64)
         self._sum_ns = 0
 
     def add(self, seconds: Floats) -> None:
         """Count durations; what is not finite is left out, below 0 counts as 0."""
         seconds = np.maximum(seconds[np.isfinite(seconds)], 0.0)
-        buckets = np.searchsorted(self.bounds, seconds)
-        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        buckets = self._bounds.searchsorted(seconds)
+        self._counts = self._counts + np.bincount(buckets, minlength=len(self._counts))
         self._sum_ns += int((seconds * SECOND_NS).astype(np.int64).sum())
 
     @property
@@ -80,27 +84,22 @@ class TimeShares:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self._nanoseconds = [0] * (len(bounds) + 1)
-        self._integral = 0.0  # value x nanoseconds
+        self._total = TimeHistogram((0,) * (len(bounds) + 1), 0.0)
 
     def add(self, histogram: TimeHistogram) -> None:
         """Add the time of one tick."""
-        self._nanoseconds = [
-            total + more
-            for total, more in zip(self._nanoseconds, histogram.nanoseconds, strict=True)
-        ]
-        self._integral += histogram.integral
+        self._total = self._total.plus(histogram)
 
     @property
     def cumulative(self) -> list[int]:
         """Whole microseconds at or below each bound, then all; the remainder stays in `self`."""
         total = 0
-        return [(total := total + time) // 1000 for time in self._nanoseconds]
+        return [(total := total + time) // 1000 for time in self._total.nanoseconds]
 
     @property
     def sum(self) -> float:
         """Value x microseconds."""
-        return self._integral / 1000
+        return self._total.integral / 1000
 
 
 class Trailing:
@@ -108,49 +107,42 @@ class Trailing:
 
     def __init__(self) -> None:
         self._index: dict[Key, int] = {}
-        self._minimum = np.full((TRAILING_TICKS, 0), math.nan)
-        self._maximum = self._minimum.copy()
-        self._integral = np.zeros((TRAILING_TICKS, 0))
-        self._covered = np.zeros((TRAILING_TICKS, 0))
+        self._windows = np.empty((len(NOTHING), TRAILING_TICKS, 0))
         self._last_tick = 0
         self._statistics: list[Statistics] = []
 
     def attach(self, entity: Entity, name: str) -> None:
         """Follow one more column."""
-        if (entity, name) in self._index:
-            return
-        self._index[entity, name] = len(self._index)
-        unknown = np.full((TRAILING_TICKS, 1), math.nan)
-        nothing = np.zeros((TRAILING_TICKS, 1))
-        self._minimum = np.hstack([self._minimum, unknown])
-        self._maximum = np.hstack([self._maximum, unknown])
-        self._integral = np.hstack([self._integral, nothing])
-        self._covered = np.hstack([self._covered, nothing])
+        if (entity, name) not in self._index:
+            self._index[entity, name] = len(self._index)
+            self._windows = np.pad(self._windows, ((0, 0), (0, 0), (0, 1)))
+            self._windows[:, :, -1] = np.reshape(NOTHING, (-1, 1))
 
     def add(self, tick: Tick) -> None:
         """Take in a tick; ticks left out since the last one count as not covered."""
+        if not self._index:
+            return
         number = tick.end_ns // TICK_NS
         if number < self._last_tick:
             self._last_tick = number - TRAILING_TICKS  # time began anew: forget everything
         oldest_new = max(self._last_tick, number - TRAILING_TICKS) + 1
         passed = np.arange(oldest_new, number + 1) % TRAILING_TICKS
-        self._minimum[passed] = self._maximum[passed] = math.nan
-        self._integral[passed] = self._covered[passed] = 0.0
+        self._windows[:, passed] = np.reshape(NOTHING, (-1, 1, 1))
         self._last_tick = number
-        slot = number % TRAILING_TICKS
-        for (entity, name), index in self._index.items():
-            window = tick.window(entity, name)
-            if window is not None and window.covered_ns:
-                self._minimum[slot, index] = window.minimum
-                self._maximum[slot, index] = window.maximum
-                self._integral[slot, index] = window.integral
-                self._covered[slot, index] = window.covered_ns
-        covered = self._covered.sum(axis=0)
+        found = [
+            (one.minimum, one.maximum, one.integral, one.covered_ns)
+            if one is not None and one.covered_ns
+            else NOTHING
+            for one in (tick.window(entity, name) for entity, name in self._index)
+        ]
+        self._windows[:, number % TRAILING_TICKS] = np.transpose(found)
+        minimum, maximum, integral, covered = self._windows
+        covered = covered.sum(axis=0)
         known = np.where(covered > 0, covered, math.nan)
         rows = zip(
-            np.fmin.reduce(self._minimum).tolist(),
-            np.fmax.reduce(self._maximum).tolist(),
-            (self._integral.sum(axis=0) / known).tolist(),
+            np.fmin.reduce(minimum).tolist(),
+            np.fmax.reduce(maximum).tolist(),
+            (integral.sum(axis=0) / known).tolist(),
             strict=True,
         )
         self._statistics = [Statistics(*row) for row in rows]
@@ -163,15 +155,14 @@ class Trailing:
         return self._statistics[index]
 
 
-@dataclass(slots=True)
-class BitTotal:
+class BitTotal(NamedTuple):
     """How long one bit was set, and how often it was raised."""
 
     active_ns: int = 0
     events: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EventTotal:
     """How often something was told since the daemon's start, and the wall time of the last."""
 
@@ -200,7 +191,7 @@ class Totals:
         self.lost_clock_ns: dict[Entity, int] = {}
         self.counters: dict[Key, float] = {}
         self.uncovered_ns: dict[Entity, int] = {}
-        self._totals: dict[Key, Total] = {}
+        self._totals: defaultdict[Entity, dict[str, Total]] = defaultdict(dict)
         self.shares: dict[Key, TimeShares] = {}
         self.late: dict[str, Durations] = {}
         self.read: dict[str, Durations] = {}
@@ -216,7 +207,7 @@ class Totals:
             entity, signal, label = column
             if signal.kind is Kind.COUNTER:
                 self.counters.setdefault((entity, column.name), math.nan)
-                self._totals[entity, column.name] = signal.total
+                self._totals[entity][column.name] = signal.total
             elif signal.kind is Kind.BITS:
                 prefix = signal.name + "{"
                 known = self._bit_prefixes.get(entity, ())
@@ -237,11 +228,24 @@ class Totals:
         for event in events:
             said = told(event.detail) if event.name in counts else None
             if said is not None:
-                total = counts[event.name].setdefault((event.entity, said.code), EventTotal())
-                if event.time_ns >= self._since_ns:
-                    total.count += said.times
-                last_seconds = read_clocks().wall_ns(event.time_ns) / SECOND_NS
-                total.last_seconds = max(total.last_seconds, last_seconds)
+                totals, key = counts[event.name], (event.entity, said.code)
+                before = totals.get(key, EventTotal())
+                times = said.times if event.time_ns >= self._since_ns else 0
+                seconds = read_clocks().wall_ns(event.time_ns) / SECOND_NS
+                totals[key] = EventTotal(before.count + times, max(seconds, before.last_seconds))
+
+    def frozen(self) -> "Totals":
+        """Return the totals as they are now, for another thread to read at leisure."""
+        found = copy.copy(self)
+        found.xids, found.pcie_errors = self.xids.copy(), self.pcie_errors.copy()
+        found.bits, found.lost_clock_ns = self.bits.copy(), self.lost_clock_ns.copy()
+        found.counters, found.uncovered_ns = self.counters.copy(), self.uncovered_ns.copy()
+        found.missing, found.events = self.missing.copy(), self.events.copy()
+        found.shares = {key: copy.copy(shares) for key, shares in self.shares.items()}
+        found.late = {duty: copy.copy(late) for duty, late in self.late.items()}
+        found.read = {source: copy.copy(read) for source, read in self.read.items()}
+        found.trailing = copy.copy(self.trailing)
+        return found
 
     def add(self, tick: Tick) -> None:
         """Take in a closed tick."""
@@ -253,43 +257,56 @@ class Totals:
             for name, histogram in histograms.items():
                 if (entity, name) in self.shares:
                     self.shares[entity, name].add(histogram)
-        for rows in tick.rows:
-            self.late.setdefault(rows.duty, Durations()).add(rows.late_seconds)
-            self.read.setdefault(rows.source, Durations()).add(rows.read_seconds)
-            self.missing[rows.source] += rows.missing
+        self._add_rows(tick.rows)
         self.events.update(event.name for event in tick.events)
         self.trailing.add(tick)
 
+    def _add_rows(self, rows: Iterable[Rows]) -> None:
+        late: defaultdict[str, list[Floats]] = defaultdict(list)
+        read: defaultdict[str, list[Floats]] = defaultdict(list)
+        for part in rows:
+            late[part.duty].append(part.late_seconds)
+            read[part.source].append(part.read_seconds)
+            self.missing[part.source] += part.missing
+        for durations, added in ((self.late, late), (self.read, read)):
+            for name, seconds in added.items():
+                durations.setdefault(name, Durations()).add(np.concatenate(seconds))
+
     def _add_counters(self, tick: Tick) -> None:
-        uncovered: dict[Entity, int] = {}
-        for key, kind in self._totals.items():
-            window = tick.window(*key)
-            before = self.counters[key]
-            if window is None:
-                continue
-            if not math.isnan(window.last):
-                since = 0.0 if math.isnan(before) else before
-                hardware = kind is Total.HARDWARE
-                self.counters[key] = window.last if hardware else since + window.increase
-            if kind is Total.COVERED and not math.isnan(self.counters[key]):
-                entity, missed = key[0], tick.end_ns - tick.start_ns - window.covered_ns
-                uncovered[entity] = max(missed, uncovered.get(entity, 0))
-        for entity, missed in uncovered.items():
-            self.uncovered_ns[entity] = self.uncovered_ns.get(entity, 0) + missed
+        tick_ns = tick.end_ns - tick.start_ns
+        for entity, totals in self._totals.items():
+            windows = tick.windows.get(entity, {})
+            uncovered_ns = 0
+            for name, kind in totals.items():
+                window = windows.get(name)
+                if window is None:
+                    continue
+                key = entity, name
+                if not math.isnan(window.last):
+                    before = self.counters[key]
+                    since = 0.0 if math.isnan(before) else before
+                    hardware = kind is Total.HARDWARE
+                    self.counters[key] = window.last if hardware else since + window.increase
+                if kind is Total.COVERED and not math.isnan(self.counters[key]):
+                    self.uncovered_ns.setdefault(entity, 0)
+                    uncovered_ns = max(uncovered_ns, tick_ns - window.covered_ns)
+            if uncovered_ns:
+                self.uncovered_ns[entity] += uncovered_ns
 
     def _add_bits(self, tick: Tick) -> None:
         for entity, prefixes in self._bit_prefixes.items():
             windows = tick.windows.get(entity, {})
             for name, window in windows.items():
                 if name.startswith(prefixes):
-                    total = self.bits.setdefault((entity, name), BitTotal())
-                    total.events += int(window.increase)
+                    active_ns, events = self.bits.get((entity, name), BitTotal())
                     # The driver's own count of the same time is better, where it has one.
                     driver = seconds_name(name)
                     if math.isnan(self.counters.get((entity, driver), math.nan)):
-                        total.active_ns += int(window.integral)
+                        active_ns += int(window.integral)
                     elif driver in windows:
-                        total.active_ns += round(windows[driver].increase * SECOND_NS)
+                        active_ns += round(windows[driver].increase * SECOND_NS)
+                    events += int(window.increase)
+                    self.bits[entity, name] = BitTotal(active_ns, events)
 
     def _add_lost_clock(self, tick: Tick, entity: Entity, clock: Window | None) -> None:
         limit = tick.constant(entity, SM_CLOCK_LIMIT)

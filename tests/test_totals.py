@@ -282,3 +282,19 @@ def test_a_hardware_counter_passes_through_and_stays_while_unknown():
     totals.add(one_tick(FIRST_TICK, {ENERGY.name: window(FIRST_TICK, 12.5)}))
     totals.add(one_tick(FIRST_TICK + 1, {ENERGY.name: window(FIRST_TICK + 1, 0.0, 0)}))
     assert totals.counters[GPU, ENERGY.name] == 12.5
+
+
+@given(moments)
+@settings(deadline=None)
+def test_frozen_totals_stay_as_they_were(moments):
+    """Another thread may read them while the next ticks are taken in."""
+    totals = attached()
+    kept = []
+    for tick in ticks_of(moments):
+        totals.add(tick)
+        frozen = totals.frozen()
+        kept.append((frozen, numbers(frozen), frozen.trailing.get(GPU, signals.POWER.name)))
+        assert kept[-1][1] == numbers(totals)
+    for frozen, counted, trailing in kept:
+        assert numbers(frozen) == counted
+        assert frozen.trailing.get(GPU, signals.POWER.name) == trailing
