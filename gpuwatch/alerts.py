@@ -23,9 +23,9 @@ TRANSITIONS = ("pending", "firing", "resolved")
 QUIET_NS = 10 * SECOND_NS  # a sight is detected again after it was away for this long
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there are hundreds in a tick
 class Alert:
-    """A rule's answer for one entity.
+    """A rule's answer for one entity; never changed.
 
     `value` is the latest one judged, None before the first. `since_ns` is when the present state
     began, on the monotonic clock; negative if it is older than the machine's start. `verdict` is
@@ -136,8 +136,10 @@ class _Watch:
     @property
     def detail(self) -> str:
         """The rule's meaning, and what is special about this alert now."""
+        if self.state == "inactive":
+            return self.rule.help
         parts = [self.rule.help]
-        if self.state != "inactive" and not self.known:
+        if not self.known:
             parts.append("Not judged now: no data.")
         if self.state == "firing" and self.rule.sticky and not self.acknowledged:
             parts.append("Stays until it is acknowledged or the machine boots.")

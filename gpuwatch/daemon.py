@@ -24,23 +24,26 @@ from gpuwatch.feed import Feed, entities_of
 from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
+from gpuwatch.pages import Pages
+from gpuwatch.presence import Presence
 from gpuwatch.repeats import Repeats
 from gpuwatch.requests import answer
 from gpuwatch.rules import RULES
 from gpuwatch.siblings import Done, ProcessorTime, SamplerChannels, SupervisorChannel
 from gpuwatch.signals import HOST, Event
 from gpuwatch.snapshot import ChildState
-from gpuwatch.status import describe, snapshot
+from gpuwatch.status import snapshot
 from gpuwatch.store import Store
 from gpuwatch.topology import given_gpus, pci_gpus
 from gpuwatch.totals import Totals
 from gpuwatch.verdict import VerdictFile
-from gpuwatch.web import Body, WebServer
+from gpuwatch.web import WebServer
 from gpuwatch.window import Tick
 
 log = logging.getLogger("gpuwatch.daemon")
 
 LOOK_SECONDS = 0.125
+FIRST_LOOK_SECONDS, FIRST_NS = 0.02, 5 * SECOND_NS  # who starts gpuwatch waits for its first page
 EVENTS_KEPT = 10_000
 UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
@@ -86,7 +89,8 @@ class Daemon:
                 log.warning("%s still fires, %s: from before this start", alert.rule, alert.entity)
         self.started_ns = monotonic_ns()
         self.totals = Totals(self.started_ns)
-        self.exposition = Exposition()
+        self.presence = Presence()
+        self._exposition = Exposition()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.ticks: tuple[Tick, ...] = ()
         self.ticks_closed = 0
@@ -109,8 +113,7 @@ class Daemon:
         self.nvml_up: bool | None = None
         self._verdict = VerdictFile(self.runtime)
         self._verdict_fault = ""
-        self._body = Body(b"")
-        self._shown = False
+        self._pages: Pages
         self._status: dict[str, Any] = {}
         self._store_fault = ""
         self._fault = ""
@@ -121,7 +124,7 @@ class Daemon:
 
     def run(self) -> int:
         """Work until told to stop."""
-        self._render()
+        self._publish()
         self.web.start()
         self.follow_leases()  # before anybody may touch what is released
         self.supervisor.ready()
@@ -134,7 +137,9 @@ class Daemon:
                 self.on_tick(monotonic_ns())
             except Exception as fault:  # noqa: BLE001 - the one guard: the endpoint outlives a bug
                 self._tell_fault(fault, monotonic_ns())
-            time.sleep(max(0.01, LOOK_SECONDS - (time.monotonic() - start)))
+            first = monotonic_ns() - self.started_ns < FIRST_NS
+            look_seconds = FIRST_LOOK_SECONDS if first else LOOK_SECONDS
+            time.sleep(max(0.01, look_seconds - (time.monotonic() - start)))
         self.web.stop()
         self.control.close()
         self._write_history()
@@ -172,7 +177,7 @@ class Daemon:
             self._take(self._waiting.popleft())
             self.child.beat(page.RUNNING)
         if closed:
-            self._render()
+            self._publish()
         for connection, message in self.control.poll():
             answer(self, connection, message)
         self.recorder.look(now_ns)
@@ -272,37 +277,29 @@ class Daemon:
 
     def metrics(self) -> bytes:
         """Return the newest page of metrics."""
-        return self._body.plain
+        return self._pages.metrics.plain
 
     def metrics_gzip(self) -> bytes:
         """Return the newest page of metrics, compressed."""
-        return self._body.compressed
+        return self._pages.metrics.compressed
 
     def status(self) -> dict[str, Any]:
         """Return the newest status."""
-        return self._status
+        return self._pages.status
 
     def firing(self) -> list[str]:
         """Return a line for each firing alert."""
-        return [
-            f"{alert['severity']}: {alert['rule']} on"
-            f" {' '.join((*alert['entity'], alert['place'])).strip()}"
-            f" since {alert['since']}: {alert['next_step']}"
-            for alert in self._status["alerts"]
-            if alert["state"] == "firing"
-        ]
+        return self._pages.firing()
 
     def ready(self) -> bool:
         """Return whether a closed window is shown yet."""
-        return self._shown
+        return bool(self._pages.shown.ticks)
 
-    def _render(self) -> None:
+    def _publish(self) -> None:
         shown = snapshot(self)
         if shown.verdict is not None:
             self._keep_verdict(shown.verdict)
-        self._body = Body(self.exposition.render(shown))
-        self._status = describe(self, shown)
-        self._shown = bool(self.ticks)
+        self._pages = Pages(shown, self._exposition)
 
     def _keep_verdict(self, verdict: Mapping[str, Any]) -> None:
         fault = self._verdict.publish(verdict)

@@ -8,7 +8,7 @@ out. The text of a line up to its value is made once and kept.
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ KMSG = Entity("source", "kmsg")
 SERIES_LIMIT = 10_000
 KEPT_LINES = 4 * SERIES_LIMIT
 LOGGED_DUPLICATES = 100
-UP_HOLD_NS = 5 * SECOND_NS  # a sampler that is started anew is silent for at most 3 s
 
 
 class Shown(NamedTuple):
@@ -54,8 +53,7 @@ class Exposition:
         self._histograms: dict[tuple[str, Entity], list[Line]] = {}
         self._columns: tuple[Column, ...] = ()
         self._shown: list[Shown] = []
-        self._infos: dict[Entity, Mapping[str, str]] = {}
-        self._up: dict[Entity, tuple[int | None, int]] = {}
+        self._labels: Mapping[Entity, Mapping[str, str]] = {}
         self._dropped = 0
         self._duplicates = 0
         self._logged: set[str] = set()
@@ -65,7 +63,10 @@ class Exposition:
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Return the page."""
-        self._learn(snapshot.entities)
+        if snapshot.labels != self._labels or len(self._lines) > KEPT_LINES:
+            self._labels = snapshot.labels
+            self._lines.clear()
+            self._histograms.clear()
         if tuple(snapshot.columns) != self._columns:
             self._columns = tuple(snapshot.columns)
             # A column of two rings (a restarted sampler's old and new) has one window.
@@ -78,7 +79,7 @@ class Exposition:
         self._put_self(page, snapshot)
         for column, value in snapshot.constants:
             self._declare(column.signal.name, "gauge", column.signal.help)
-            if self._up.get(column.entity, (None, 0))[0] != 0:
+            if snapshot.gpus_up.get(column.entity) != 0:
                 self._put(page, column.signal.name, column.entity, value, _fragment(column))
         for shown in self._shown:
             self._put_column(page, snapshot, shown)
@@ -90,20 +91,6 @@ class Exposition:
         self._note(page)
         return page.text(self._headers).encode("utf-8", "replace")
 
-    def _learn(self, entities: Sequence[EntityInfo]) -> None:
-        """Take over what is known of entities; kept lines with other labels are forgotten.
-
-        A GPU that does not answer cannot tell its uuid: its series keep the labels they had.
-        """
-        before = dict(self._infos)
-        for info in entities:
-            entity, labels = info.entity, info.labels
-            silent = entity.kind == "gpu" and not labels.get("uuid")
-            self._infos[entity] = {**before.get(entity, {}), **labels} if silent else dict(labels)
-        if self._infos != before or len(self._lines) > KEPT_LINES:
-            self._lines.clear()
-            self._histograms.clear()
-
     def _declare(self, name: str, kind: str, text: str) -> None:
         self._header(NAMESPACE + name, kind, text)
 
@@ -113,7 +100,7 @@ class Exposition:
 
     def _line(self, name: str, entity: Entity, fragment: str = "", suffix: str = "") -> Line:
         """Return a new line; `fragment` is label text that follows the entity's labels."""
-        info = self._infos.get(entity, {})
+        info = self._labels.get(entity, {})
         labels = ENTITY_LABELS.get(entity.kind, (entity.kind,))
         own = labels[0] if len(labels) == 1 else entity.kind
         values = {own: entity.id, **info}
@@ -153,8 +140,6 @@ class Exposition:
         self._put(page, "gpus_expected", HOST, snapshot.gpus_expected)
         for what, released in snapshot.released.items():
             self._put(page, "released", Entity("what", what), released)
-        if snapshot.released.get("gpus"):
-            self._up.clear()
         if snapshot.verdict is not None:
             for word in WORDS:
                 self._put(
@@ -163,40 +148,21 @@ class Exposition:
                     Entity("verdict", word),
                     word == snapshot.verdict["verdict"],
                 )
-        gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
-        ups = [self._is_up(snapshot, gpu) for gpu in gpus]
-        for gpu, up in zip(gpus, ups, strict=True):
+        for gpu, up in snapshot.gpus_up.items():
             self._put(page, "gpu_up", gpu, up)
         for info in snapshot.entities:
             if info.entity.kind in INFOS:
-                keys = self._infos[info.entity].keys() - set(ENTITY_LABELS[info.entity.kind])
-                self._put_info(page, INFOS[info.entity.kind][0], info.entity, keys - MODES)
+                keys = info.labels.keys() - set(ENTITY_LABELS[info.entity.kind])
+                self._put_info(page, INFOS[info.entity.kind][0], info, keys - MODES)
                 if keys & MODES:
-                    self._put_info(page, "gpu_mode_info", info.entity, keys & MODES)
+                    self._put_info(page, "gpu_mode_info", info, keys & MODES)
+        ups = list(snapshot.gpus_up.values())
         if snapshot.nvml_up is not None and None not in ups:
             self._put(page, "gpus_visible", HOST, ups.count(1))
 
-    def _put_info(self, page: Page, name: str, entity: Entity, keys: Set[str]) -> None:
-        labels = self._infos[entity]
-        fragment = ",".join(f"{key}={quote(labels[key])}" for key in sorted(keys))
-        self._put(page, name, entity, 1, fragment)
-
-    def _is_up(self, snapshot: Snapshot, gpu: Entity) -> int | None:
-        """Return 1 or 0; the last word counts while the sampler is silent for a few seconds."""
-        feeder = snapshot.sources.get(snapshot.signal_sources.get("gpu_up", ""))
-        off = snapshot.released.get("gpus") or (feeder is not None and not feeder.planned)
-        if not snapshot.ticks or off:
-            self._up.pop(gpu, None)
-            return None
-        window = snapshot.live(gpu, "gpu_up")
-        newest_ns = snapshot.ticks[0].end_ns
-        if window is not None:
-            self._up[gpu] = (int(window.last), window.end_ns)
-        value, since_ns = self._up.setdefault(gpu, (None, newest_ns))
-        if newest_ns - since_ns > UP_HOLD_NS:
-            value = 0
-            self._up[gpu] = (value, since_ns)
-        return value
+    def _put_info(self, page: Page, name: str, info: EntityInfo, keys: Set[str]) -> None:
+        fragment = ",".join(f"{key}={quote(info.labels[key])}" for key in sorted(keys))
+        self._put(page, name, info.entity, 1, fragment)
 
     def _put_alerts(self, page: Page, snapshot: Snapshot) -> None:
         for alert in snapshot.alerts:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import VERDICT, open_regular
-from gpuwatch.ring import SHAPE_ERRORS, RingReader
-from gpuwatch.signals import Column, Entity, Event
+from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
+from gpuwatch.signals import Column, Entity, Event, Kind, column_name
 from gpuwatch.source import NOT_PLANNED, EntityInfo, constant_from_json
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import STARTING_NS, TICK_NS, Tick, Window
@@ -84,6 +84,11 @@ class Feed:
         self.manifests: dict[str, Manifest] = {}
         self.rings: dict[Path, Attached] = {}
         self.released: frozenset[str] = frozenset()  # duties left to other tools
+        self.entities: list[EntityInfo] = []  # all that is watched, each once, GPUs by number
+        self.constants: list[tuple[Column, float]] = []  # what a source has told once
+        self.columns: list[Column] = []  # of all rings that are current
+        self.feeders: dict[str, str] = {}  # source by column name, bit sets by their signal's
+        self.bit_feeders: dict[tuple[Entity, str], str] = {}  # source by column, each bit is one
         self._told: dict[str, str] = dict.fromkeys(sources, "on")
         self._duties = dict(sources)
         self._runtime = runtime
@@ -120,27 +125,12 @@ class Feed:
         for ring in self.rings.values():
             if ring.reader.schema.duty in self.released:
                 ring.current = False
-        self._gather_constants()
+        self._gather()
 
     @property
     def live(self) -> dict[str, Manifest]:
         """The manifests of duties that are not released."""
         return {duty: m for duty, m in self.manifests.items() if duty not in self.released}
-
-    @property
-    def entities(self) -> list[EntityInfo]:
-        """Everything that is watched, each once, GPUs by number."""
-        return entities_of(self.live.values())
-
-    @property
-    def constants(self) -> list[tuple[Column, float]]:
-        """Values that do not change while a source is open."""
-        return [value for manifest in self.live.values() for value in manifest.constants]
-
-    @property
-    def columns(self) -> list[Column]:
-        """The columns of all rings that are current."""
-        return [column for ring in self.rings.values() if ring.current for column in ring.columns]
 
     def add_event(self, duty: str, event: Event) -> Event:
         """Put a child's event into the tick to come; return it with the entity's number."""
@@ -160,11 +150,15 @@ class Feed:
         self.look_for_manifests()
         for path, ring in list(self.rings.items()):
             if ring.reader.intact:
-                self._read(ring)
+                ring.watermark_ns = ring.reader.watermark_ns
             else:
                 log.error("%s: overwritten by somebody: its samples are lost", path)
                 ring.reader.close()
                 del self.rings[path]
+                self._gather()
+        if self._complete(self._next_end_ns, now_ns):
+            for ring in self.rings.values():
+                self._read(ring)
         if not self._next_end_ns:
             self._next_end_ns = self._first_end(now_ns)
             self._starting_until_ns = now_ns + STARTING_NS
@@ -250,13 +244,31 @@ class Feed:
         for source, state in manifest.sources.items():
             self._duties[source] = manifest.duty
             self._told[source] = str(state["state"])
-        self._gather_constants()
+        self._gather()
 
-    def _gather_constants(self) -> None:
+    def _gather(self) -> None:
+        """Take together what manifests and rings say, after one of them has changed."""
+        live = self.live.values()
+        self.entities = entities_of(live)
+        self.constants = [constant for manifest in live for constant in manifest.constants]
+        self.columns, self.feeders, self.bit_feeders = [], {}, {}
+        for ring in self.rings.values():
+            if ring.current:
+                self.columns += ring.columns
+                self._gather_feeders(ring.windows.schema)
         self._constants = {}
         for column, value in self.constants:
             self._constants.setdefault(column.entity, {})[column.name] = value
         self._links = links_of(self.entities)
+
+    def _gather_feeders(self, schema: RingSchema) -> None:
+        for entity, signal, label in schema.columns:
+            if signal.kind is not Kind.BITS:
+                self.feeders[column_name(signal, label)] = schema.source
+                continue
+            self.feeders[signal.name] = schema.source
+            for _, bit in signal.bits:
+                self.bit_feeders[entity, column_name(signal, bit)] = schema.source
 
     def _names(self, infos: list[EntityInfo]) -> dict[Entity, Entity]:
         """Return each GPU's entity by number: the recorded one, else the store's."""
@@ -275,7 +287,6 @@ class Feed:
         return names
 
     def _read(self, ring: Attached) -> None:
-        ring.watermark_ns = ring.reader.watermark_ns
         first, rows = ring.reader.read(ring.sequence)
         ring.windows.period_ns = ring.reader.period_ns
         if rows:

@@ -273,7 +273,7 @@ class RingReader:
                 or self._words[W_PERIOD] not in PERIODS_NS
             ):
                 raise ValueError("sizes")
-            self._start = self._words[: W_ROWS_OFFSET + 1].tolist()
+            self._start = self._map[: 8 * (W_ROWS_OFFSET + 1)]
         except SHAPE_ERRORS as error:
             self._words.release()
             raise ConfigError(
@@ -288,7 +288,7 @@ class RingReader:
 
         What is left of a ring that is not is worth nothing.
         """
-        start = self._words[: W_ROWS_OFFSET + 1].tolist()
+        start = self._map[: len(self._start)]
         return start == self._start and self._words[W_PERIOD] in PERIODS_NS
 
     @property

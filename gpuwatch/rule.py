@@ -63,7 +63,7 @@ class Rule:
     def advice(self, value: float | None) -> Verdict:
         """Return what should become of the node while the rule fires with this value."""
         found = self.verdict
-        if isinstance(found, Mapping):
+        if found is not None and not isinstance(found, str):
             found = None if value is None else found.get(value)
         return found or BY_SEVERITY[self.severity]
 
@@ -123,6 +123,8 @@ class View:
         self.measured: Any = None
         self.judged_ns = 0  # data time with an answer, as the engine counts it
         self._window_ns = round(rule.window_seconds * SECOND_NS)
+        self._names: list[str] = []
+        self._columns: dict[str, list[str]] = {}
         self._sums: dict[tuple[str, str], _Sum] = {}
         self._rises: dict[tuple[str, ...], Rises] = {}
         self._peaks: dict[str, float] = {}
@@ -138,8 +140,10 @@ class View:
     def look(self, tick: "Tick") -> None:
         """Turn to the next tick; a window is never shorter than one."""
         self.tick = tick
-        self._windows = tick.windows.get(self.entity) or NOTHING
-        self._window_ns = max(self._window_ns, tick.end_ns - tick.start_ns)
+        self._windows = tick.windows.get(self.entity, NOTHING)
+        tick_ns = tick.end_ns - tick.start_ns
+        if tick_ns > self._window_ns:
+            self._window_ns = tick_ns
 
     def window(self, name: str) -> "Window | None":
         """Return the entity's column in this tick, None if it has no such column now.
@@ -155,8 +159,13 @@ class View:
 
     def columns(self, signal: str) -> list[str]:
         """Return the names of the entity's columns of a signal, one for each label value."""
-        start = signal + "{"
-        return [name for name in self._windows if name.startswith(start)]
+        names = list(self._windows)
+        if names != self._names:  # they hardly ever change, and are many
+            self._names, self._columns = names, {}
+        if signal not in self._columns:
+            start = signal + "{"
+            self._columns[signal] = [name for name in names if name.startswith(start)]
+        return self._columns[signal]
 
     def constant(self, name: str) -> float | None:
         """Return a value that does not change while its source is open, None if unknown."""

@@ -30,36 +30,44 @@ NO_CUT = _Cut(0, 0, [], {})
 
 
 class Slots:
-    """Counts the slots of one ring's columns; ticks come in order."""
+    """Counts the slots of one ring's columns; ticks come in order.
+
+    `idle`: no row came in the tick and no slot ended. `most_missing` is of any column.
+    """
 
     def __init__(self, refresh_ns: Sequence[int]) -> None:
         self.epoch_ns: int | None = None
-        self.most_missing = 0  # of any column in this tick
+        self.idle = True
+        self.most_missing = 0
         self._refresh_ns = list(refresh_ns)  # by column; 0: each read is a refresh
         self._newest = [NEVER] * len(refresh_ns)  # when the newest known value was due
         self._period_ns = 0
         self._widths: list[int] = []  # by column
         self._due: list[int] = []
         self._cuts: dict[int, _Cut] = {}
+        self._next_ns = 0  # when the next slot ends
 
     def set_refresh(self, index: int, refresh_ns: int) -> None:
         """Take a column's refresh as it was measured."""
         self._refresh_ns[index] = refresh_ns
         self._period_ns = 0
 
-    def turn(self, tick: Tick, times: Sequence[int], late: Sequence[float], period_ns: int) -> bool:
-        """Turn to the next tick; return whether a row came or a slot ended in it.
+    def turn(self, tick: Tick, times: Sequence[int], late: Sequence[float], period_ns: int) -> None:
+        """Turn to the next tick; its rows were read at `times`, so many seconds too late.
 
-        `times` and `late` say of its rows when they were read, and how many seconds too late: a row
-        belongs to the slot of the time it was due, so lateness does not lose a slot.
+        A row belongs to the slot of the time it was due, so lateness does not lose a slot.
         """
+        self.most_missing = 0
+        if self.epoch_ns is None and not times:  # before its first row nobody planned to read
+            return
+        self.idle = not times and tick.end_ns < self._next_ns and period_ns == self._period_ns
+        if self.idle:
+            return
         due = [
             time_ns - round(seconds * SECOND_NS) if 0 < seconds < MAX_LATE_SECONDS else time_ns
             for time_ns, seconds in zip(times, late, strict=True)
         ]
-        if self.epoch_ns is None:  # before its first row nobody planned to read
-            if not due:
-                return False
+        if self.epoch_ns is None:
             self.epoch_ns = due[0] - MARGIN_NS
         if self._period_ns != period_ns:
             self._period_ns = period_ns
@@ -68,17 +76,17 @@ class Slots:
         start, end = tick.start_ns - self.epoch_ns, tick.end_ns - self.epoch_ns
         self._due = [time_ns - self.epoch_ns for time_ns in due]
         for width in self._cuts:
-            slots = [time_ns // width for time_ns in self._due]
-            self._cuts[width] = _Cut(max(0, start // width), end // width, slots, {})
-        self.most_missing = 0
-        return bool(due) or any(cut.first != cut.end for cut in self._cuts.values())
+            rows = [time_ns // width for time_ns in self._due]
+            self._cuts[width] = _Cut(max(0, start // width), end // width, rows, {})
+        ends = ((cut.end + 1) * width for width, cut in self._cuts.items())
+        self._next_ns = self.epoch_ns + min(ends, default=0)
 
     def count(self, index: int, known: Sequence[bool] | None = None) -> tuple[int, int]:
         """Return a column's slots that ended in the tick with and without a value.
 
         `known` says of each row whether its cell is; None is all of them. To be called once a tick.
         """
-        if self.epoch_ns is None:
+        if self.idle:
             return 0, 0
         width = self._widths[index]
         first, end, slots, begun = self._cuts[width]
@@ -92,6 +100,5 @@ class Slots:
             self._newest[index] = max(self._newest[index], due[-1])
         samples = begun[before] + (before >= first) - (self._newest[index] // width >= end)
         missing = end - first - samples
-        if missing > self.most_missing:
-            self.most_missing = missing
+        self.most_missing = max(self.most_missing, missing)
         return samples, missing

@@ -1,11 +1,11 @@
 """The snapshot: everything the daemon shows at one instant, as plain data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch.alerts import Alert
-from gpuwatch.signals import Column, Entity
+from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Totals
 from gpuwatch.window import Tick, Window
@@ -36,12 +36,16 @@ class ChildState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything the page shows, at one instant; what is None or missing is not shown.
+    """Everything the pages show, at one instant; what is None or missing is not shown.
+
+    Nothing of it changes later: pages are made of it in another thread.
 
     `ticks` are the newest closed tick and the one before it, newest first; empty before the
     first. `columns` are those of all attached rings and `constants` the values that do not
-    change, both with GPUs named by number. `transitions` counts by (rule, new state) and holds
-    every pair from the start; `released` says of each thing that can be released whether it is.
+    change, both with GPUs named by number. `entities` are there now, `labels` has those of all that
+    ever were, and `gpus_up` says of each GPU whether it answers. `transitions` counts by (rule, new
+    state) and holds every pair from the start; `released` says of each thing that can be released
+    whether it is. `events` are the newest ones, and `about` is what else the status page shows.
     `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
     `recordings_skipped` counts by reason.
     `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
@@ -52,7 +56,9 @@ class Snapshot:
     columns: Sequence[Column] = ()
     constants: Sequence[tuple[Column, float]] = ()
     entities: Sequence[EntityInfo] = ()
-    alerts: Iterable[Alert] = ()
+    labels: Mapping[Entity, Mapping[str, str]] = field(default_factory=dict)
+    gpus_up: Mapping[Entity, int | None] = field(default_factory=dict)
+    alerts: Sequence[Alert] = ()
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     sources: Mapping[str, SourceState] = field(default_factory=dict)
     children: Mapping[str, ChildState] = field(default_factory=dict)
@@ -67,6 +73,8 @@ class Snapshot:
     recordings_skipped: Mapping[str, int] = field(default_factory=dict)
     history_rows: int = 0
     history_rows_lost: int = 0
+    events: Sequence[Event] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def live(self, entity: Entity, name: str) -> Window | None:
         """Return the column's newest window with a known value, None if the last two have none."""

@@ -1,14 +1,16 @@
-"""What the daemon shows: the snapshot that metrics are made of, and the status page's JSON."""
+"""What the daemon shows: the snapshot that pages are made of, and the status page's JSON."""
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch import __version__
 from gpuwatch.alerts import Alert
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
 from gpuwatch.gpu_signals import NVLINKS_EXPECTED
-from gpuwatch.signals import Column, Entity, Kind, column_name
+from gpuwatch.signals import Column, Entity
 from gpuwatch.snapshot import Snapshot, SourceState
 from gpuwatch.source import NOT_PLANNED
 from gpuwatch.totals import seconds_name
@@ -16,54 +18,55 @@ from gpuwatch.verdict import judge
 
 if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
+    from gpuwatch.feed import Attached
 
 EVENTS_SHOWN = 200
 NVML = "nvml_state"
 
 
 def snapshot(daemon: "Daemon") -> Snapshot:
-    """Gather what is known now, for the metrics."""
+    """Gather what is known now; quick, for it is done at every tick whether anybody asks or not."""
     alerts = daemon.engine.alerts()
+    rings = [ring for ring in daemon.feed.rings.values() if ring.current]
     refresh: dict[str, float] = {}
-    feeders: dict[str, str] = {}
-    counted = {key for key, value in daemon.totals.counters.items() if not math.isnan(value)}
-    for ring in daemon.feed.rings.values():
-        if not ring.current:
-            continue
-        schema = ring.windows.schema
-        for column, seconds in ring.windows.refresh_seconds.items():
-            refresh[column.name] = max(seconds, refresh.get(column.name, 0.0))
-        for column in schema.columns:
-            if column.signal.kind is not Kind.BITS:
-                feeders[column.name] = schema.source
-                continue
-            feeders[column.signal.name] = schema.source
-            for _, label in column.signal.bits:
-                name = column_name(column.signal, label)
-                if (column.entity, seconds_name(name)) not in counted:
-                    feeders[seconds_name(name)] = schema.source
-    return Snapshot(
-        totals=daemon.totals,
+    for ring in rings:
+        for name, seconds in ring.windows.refresh_seconds.items():
+            refresh[name] = max(seconds, refresh.get(name, 0.0))
+    shown = Snapshot(
+        totals=daemon.totals.frozen(),
         ticks=daemon.ticks,
         columns=daemon.feed.columns,
         constants=[*daemon.feed.constants, *_expected_links(daemon)],
         entities=daemon.feed.entities,
         alerts=alerts,
-        transitions=daemon.engine.transitions,
-        sources=_sources(daemon),
-        children=daemon.children,
+        transitions=daemon.engine.transitions.copy(),
+        sources=_sources(daemon, rings),
+        children=daemon.children.copy(),
         signal_refresh=refresh,
-        signal_sources=feeders,
+        signal_sources=_feeders(daemon),
         released=daemon.leases.released,
         nvml_up=_nvml_up(daemon),
         gpus_pci=daemon.gpus_pci,
         gpus_expected=daemon.gpus_expected,
         verdict=judge(alerts) if daemon.ticks else None,
         recordings=daemon.recorder.saved,
-        recordings_skipped=daemon.recorder.skipped,
+        recordings_skipped=daemon.recorder.skipped.copy(),
         history_rows=daemon.archive.rows,
         history_rows_lost=daemon.archive.rows_lost,
+        events=list(islice(reversed(daemon.events), EVENTS_SHOWN)),
+        about=_about(daemon),
     )
+    return daemon.presence.complete(shown)
+
+
+def _feeders(daemon: "Daemon") -> dict[str, str]:
+    """Return the source of each signal; time that no driver counts is of who samples its bits."""
+    feeders, counters = daemon.feed.feeders.copy(), daemon.totals.counters
+    for (entity, bit), source in daemon.feed.bit_feeders.items():
+        name = seconds_name(bit)
+        if math.isnan(counters.get((entity, name), math.nan)):
+            feeders[name] = source
+    return feeders
 
 
 def _expected_links(daemon: "Daemon") -> list[tuple[Column, float]]:
@@ -75,19 +78,18 @@ def _expected_links(daemon: "Daemon") -> list[tuple[Column, float]]:
     ]
 
 
-def _sources(daemon: "Daemon") -> dict[str, SourceState]:
+def _sources(daemon: "Daemon", rings: Iterable["Attached"]) -> dict[str, SourceState]:
+    by_source: defaultdict[str, list[Attached]] = defaultdict(list)
+    for ring in rings:
+        by_source[ring.windows.schema.source].append(ring)
     found = {}
     now = monotonic_ns()
     for source, state in daemon.feed.states.items():
-        rings = [
-            ring
-            for ring in daemon.feed.rings.values()
-            if ring.current and ring.windows.schema.source == source
-        ]
-        if not rings:
+        if source not in by_source:
             continue
-        newest = [ns for ring in rings if (ns := ring.windows.newest_ns) is not None]
-        fastest = min(rings, key=lambda ring: ring.reader.period_ns)  # it stands for its source
+        newest = [ns for ring in by_source[source] if (ns := ring.windows.newest_ns) is not None]
+        # It stands for its source.
+        fastest = min(by_source[source], key=lambda ring: ring.reader.period_ns)
         planned = state not in NOT_PLANNED
         found[source] = SourceState(
             age_seconds=max(0, now - max(newest)) / SECOND_NS if newest else None,
@@ -123,9 +125,8 @@ def _driver_is_silent(report: Mapping[str, Any]) -> bool:
     return bool(report["stuck"]) and not report["excluded"]
 
 
-def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
-    """Return the status page's JSON; null where something is not known."""
-    alerts = [alert for alert in shown.alerts if alert.state != "inactive"]
+def _about(daemon: "Daemon") -> dict[str, Any]:
+    """Return what the status page shows as it is."""
     clocks = read_clocks()
     return {
         "version": __version__,
@@ -134,15 +135,35 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         "ticks_closed": daemon.ticks_closed,
         "time_ns": clocks.monotonic_ns,
         "realtime_ns": clocks.realtime_ns,
+        "released": daemon.leases.released,
+        "sources": {
+            name: {"state": state, "reason": _reason(daemon, name)}
+            for name, state in daemon.feed.states.items()
+        },
+        "children": daemon.supervisor.children,
+        "state": {
+            "path": str(daemon.state),
+            "fault": daemon.store.fault,
+            "history_fault": daemon.archive.fault,
+        },
+    }
+
+
+def describe(shown: Snapshot) -> dict[str, Any]:
+    """Return the status page's JSON; null where something is not known."""
+    about = shown.about
+    offset_ns = about["realtime_ns"] - about["time_ns"]
+    return {
+        **about,
         "verdict": shown.verdict["verdict"] if shown.verdict else None,
-        "released": shown.released,
         "alerts": [
             {
                 **alert_json(alert),
-                "since": wall_text(clocks.wall_ns(alert.since_ns)),
+                "since": wall_text(alert.since_ns + offset_ns),
                 "place": _place(shown, alert.entity),
             }
-            for alert in alerts
+            for alert in shown.alerts
+            if alert.state != "inactive"
         ],
         "gpus": [
             {"gpu": info.entity.id, **info.labels, "values": _values(shown, info.entity)}
@@ -151,25 +172,18 @@ def describe(daemon: "Daemon", shown: Snapshot) -> dict[str, Any]:
         ],
         "sources": {
             name: {
-                "state": state,
-                "reason": _reason(daemon, name),
+                **told,
                 "period_seconds": found.period_seconds if found else None,
                 "period_achieved_seconds": found.period_achieved_seconds if found else None,
                 "errors": dict(found.errors) if found else {},
             }
-            for name, state in daemon.feed.states.items()
+            for name, told in about["sources"].items()
             for found in [shown.sources.get(name)]
         },
-        "children": daemon.supervisor.children,
         "events": [
-            {**event.to_json(), "time": wall_text(clocks.wall_ns(event.time_ns))}
-            for event in list(daemon.events)[-EVENTS_SHOWN:]
+            {**event.to_json(), "time": wall_text(event.time_ns + offset_ns)}
+            for event in reversed(shown.events)
         ],
-        "state": {
-            "path": str(daemon.state),
-            "fault": daemon.store.fault,
-            "history_fault": daemon.archive.fault,
-        },
     }
 
 

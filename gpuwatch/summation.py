@@ -16,7 +16,7 @@ from gpuwatch.calibration import RefreshEstimator
 from gpuwatch.cells import Cells, HeldCell
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.ring import RingSchema
-from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER
 from gpuwatch.slots import Slots
 from gpuwatch.window import TICK_NS, Rows, Tick, Window, put
 
@@ -60,14 +60,15 @@ class RingWindows:
     """Turns the rows of one ring into windows; rows come in order, ticks are closed in order.
 
     `achieved_seconds` is the time between rows in the newest tick that had two. `refresh_seconds`
-    has the refresh of each gauge that calibration has measured; it looks anew every few seconds.
+    has by name the refresh of gauges, the longest one of a name, as calibration has measured it; it
+    looks anew every few seconds.
     """
 
     def __init__(self, schema: RingSchema) -> None:
         self.schema = schema
         self.period_ns = schema.period_ns
         self.achieved_seconds: float | None = None
-        self.refresh_seconds: dict[Column, float] = {}
+        self.refresh_seconds: dict[str, float] = {}
         # The last row before the tick to come, which is held, and then those not closed yet.
         self._rows = np.zeros(1, row_dtype(schema))
         self._rows["time_ns"] = NEVER_NS
@@ -133,24 +134,24 @@ class RingWindows:
     def _go_on(self, tick: Tick) -> Rows:
         """Sum up a tick without rows: most ticks of a slow ring."""
         schema, slots = self.schema, self._slots
-        counting = slots.turn(tick, (), (), self.period_ns)
+        slots.turn(tick, (), (), self.period_ns)
         time_ns = int(self._rows["time_ns"][0])
         stands = time_ns <= tick.start_ns and tick.end_ns <= time_ns + HOLD_PERIODS * self.period_ns
         if stands and self._cells.are_plain:
-            self._repeat(tick, counting)
+            self._repeat(tick)
         else:
             self._cells.put(tick, self._rows[:1], self._spans(tick, [time_ns]), slots)
         missing = slots.most_missing
         return Rows(schema.duty, schema.source, self.period_ns, NO_ROWS, NO_ROWS, missing)
 
-    def _repeat(self, tick: Tick, counting: bool) -> None:
+    def _repeat(self, tick: Tick) -> None:
         """Put the windows of a tick for all of which one row stands."""
         start_ns, end_ns = tick.start_ns, tick.end_ns
         if self._held is None:
             self._held = self._cells.held(self._rows[0])
         for index, (entity, name, value, per_ns) in enumerate(self._held):
             known_ns = 0 if math.isnan(value) else end_ns - start_ns
-            caught, missed = self._slots.count(index) if counting else (0, 0)
+            caught, missed = self._slots.count(index)
             integral = per_ns * known_ns
             window = Window(
                 start_ns, end_ns, known_ns, caught, missed, value, value, integral, value
@@ -176,9 +177,10 @@ class RingWindows:
         times = np.concatenate([part["time_ns"] for part in rows])
         values = np.concatenate([part["gauges"] for part in rows])
         self._estimator.add(times, values, self.period_ns)
-        for gauge in range(self.schema.gauges):
+        found: dict[str, float] = {}
+        for gauge, column in enumerate(self.schema.columns[self.schema.integers :]):
             refresh_ns = self._estimator.refresh_ns(gauge)
             if refresh_ns is not None:
-                index = self.schema.integers + gauge
-                self._slots.set_refresh(index, refresh_ns)
-                self.refresh_seconds[self.schema.columns[index]] = refresh_ns / SECOND_NS
+                self._slots.set_refresh(self.schema.integers + gauge, refresh_ns)
+                found[column.name] = max(refresh_ns / SECOND_NS, found.get(column.name, 0.0))
+        self.refresh_seconds = found

@@ -24,9 +24,8 @@ ACTIVITY = ("gpu_sm_active_ratio", "gpu_utilization_ratio")  # the first that is
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(
-    slots=True
-)  # not frozen: to make a thousand of them a tick would take four times as long
+# Not frozen: a tick has a thousand of them, and to make frozen ones takes several times as long.
+@dataclass(slots=True)
 class Window:
     """A column from `start_ns` up to `end_ns` on the monotonic clock; never changed once made.
 

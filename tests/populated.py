@@ -10,6 +10,7 @@ import populated_network as network
 from gpuwatch import gpu_signals as signals
 from gpuwatch import mig_signals
 from gpuwatch.alerts import AlertEngine
+from gpuwatch.presence import Presence
 from gpuwatch.rules import RULES
 from gpuwatch.signals import HOST, Column, Entity, Event, column_name
 from gpuwatch.snapshot import ChildState, Snapshot, SourceState
@@ -176,7 +177,7 @@ def snapshot(count=8):
         totals.note(one.events)
         totals.add(one)
         engine.judge(one)
-    return Snapshot(
+    found = Snapshot(
         totals=totals,
         ticks=(second, first),
         columns=columns(count),
@@ -201,6 +202,7 @@ def snapshot(count=8):
         history_rows=240,
         history_rows_lost=0,
     )
+    return Presence().complete(found)
 
 
 def later(snapshot_, number, covered_ns=TICK_NS):

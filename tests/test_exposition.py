@@ -16,6 +16,7 @@ from gpuwatch import gpu_signals as signals
 from gpuwatch.exposition import Exposition
 from gpuwatch.families import MODES
 from gpuwatch.page import Line, Page, header
+from gpuwatch.presence import Presence
 from gpuwatch.signals import Column, Entity, Kind, Signal, column_name, quote
 from gpuwatch.snapshot import ChildState, Snapshot, SourceState
 from gpuwatch.source import EntityInfo
@@ -35,6 +36,16 @@ class FakeAlert:
     state: str
 
 
+class Pages:
+    """An exposition that sees all snapshots, as the daemon lets it."""
+
+    def __init__(self, **options):
+        self._presence, self._exposition = Presence(), Exposition(**options)
+
+    def render(self, snapshot_):
+        return self._exposition.render(self._presence.complete(snapshot_))
+
+
 def samples(text):
     """Return {(name, labels): value} as the parser reads the page; no series may come twice."""
     found = [
@@ -48,7 +59,7 @@ def samples(text):
 
 def rendered(snapshot_, exposition=None):
     """Return the samples of a snapshot's page."""
-    return samples((exposition or Exposition()).render(snapshot_).decode())
+    return samples((exposition or Pages()).render(snapshot_).decode())
 
 
 def value(found, name, /, **labels):
@@ -125,7 +136,7 @@ def test_each_family_has_one_help_and_type_right_before_its_samples():
     """HELP, TYPE, samples; never again the same family; help is never empty."""
     seen = Counter()
     family = kind = None
-    for line in Exposition().render(snapshot(2)).decode().splitlines():
+    for line in Pages().render(snapshot(2)).decode().splitlines():
         if line.startswith("# HELP "):
             family, text = line.removeprefix("# HELP ").split(" ", 1)
             seen[family] += 1
@@ -143,7 +154,7 @@ def test_each_family_has_one_help_and_type_right_before_its_samples():
 
 def test_counters_and_only_they_end_in_total():
     """What Prometheus expects of names."""
-    for family in re.findall(r"# TYPE (\S+ \S+)", Exposition().render(snapshot(1)).decode()):
+    for family in re.findall(r"# TYPE (\S+ \S+)", Pages().render(snapshot(1)).decode()):
         name, kind = family.split(" ")
         assert name.endswith("_total") == (kind == "counter"), family
 
@@ -159,7 +170,7 @@ def test_what_is_not_known_is_absent():
         sources={"nvml_state": unknown},
         constants=[(Column(GPU, signals.POWER_LIMIT, "enforced"), math.nan)],
     )
-    text = Exposition().render(before).decode()
+    text = Pages().render(before).decode()
     assert not re.search(r" (nan|[+-]?inf)$", text, re.IGNORECASE | re.MULTILINE)
     found = samples(text)
     assert not names(found) & {
@@ -237,7 +248,7 @@ def test_declared_values_are_zero_from_the_first_page():
 
 def test_a_gpu_that_falls_silent_loses_its_gauges_but_not_its_totals():
     """One tick without data is bridged, the second is not; totals and gpu_up stay."""
-    exposition, shot = Exposition(), snapshot(1)
+    exposition, shot = Pages(), snapshot(1)
     shot = later(shot, FIRST_TICK + 2, covered_ns=0)
     assert value(rendered(shot, exposition), POWER, **IDENTITY) == 512.25
     shot = later(shot, FIRST_TICK + 3, covered_ns=0)
@@ -252,7 +263,7 @@ def test_a_gpu_that_falls_silent_loses_its_gauges_but_not_its_totals():
 
 def test_gpus_visible_counts_what_gpu_up_says():
     """While the sampler is silent the last word counts; a GPU never heard of makes it unknown."""
-    exposition, shot = Exposition(), snapshot(2)
+    exposition, shot = Pages(), snapshot(2)
     seen = []
     for step in range(1, 25):
         shot = later(shot, FIRST_TICK + 1 + step, covered_ns=0)
@@ -268,7 +279,7 @@ def test_gpus_visible_counts_what_gpu_up_says():
 
 def test_gpu_up_outlasts_a_restart_of_the_sampler_and_no_more():
     """The last word counts for five seconds of silence, then the GPU is down."""
-    exposition, shot = Exposition(), snapshot(1)
+    exposition, shot = Pages(), snapshot(1)
     ups = []
     for step in range(1, 25):
         ups.append(value(rendered(shot, exposition), "gpuwatch_gpu_up", **IDENTITY))
@@ -281,7 +292,7 @@ def test_gpu_up_outlasts_a_restart_of_the_sampler_and_no_more():
 def test_a_gpu_never_heard_of_is_not_called_down_at_once():
     """Its first sample may still be on the way."""
     totals, entities = Totals(), infos(1)
-    exposition, ups = Exposition(), []
+    exposition, ups = Pages(), []
     for number in range(FIRST_TICK, FIRST_TICK + 23):
         tick = Tick((number - 1) * TICK_NS, number * TICK_NS)
         shot = Snapshot(totals=totals, ticks=(tick,), entities=entities)
@@ -320,7 +331,7 @@ def test_hardware_counters_are_served_as_counters():
     totals.attach([Column(GPU, energy)])
     totals.counters[GPU, energy.name] = 2.0**53
     shot = Snapshot(totals=totals, columns=[Column(GPU, energy)], entities=infos(1))
-    text = Exposition().render(shot).decode()
+    text = Pages().render(shot).decode()
     assert "# TYPE gpuwatch_gpu_energy_joules_total counter\n" in text
     assert value(samples(text), "gpuwatch_gpu_energy_joules_total", **IDENTITY) == 2**53
 
@@ -329,7 +340,7 @@ def test_a_series_given_twice_is_served_once_counted_and_logged_once(caplog):
     """The first one is kept, and the log shows both values."""
     limit = Column(GPU, signals.POWER_LIMIT, "enforced")
     shot = replace(snapshot(1), constants=[(limit, 700.0), (limit, 500.0)])
-    exposition = Exposition()
+    exposition = Pages()
     found = rendered(shot, exposition)
     assert value(found, "gpuwatch_gpu_power_limit_watts", **IDENTITY, limit="enforced") == 700.0
     assert value(found, "gpuwatch_duplicate_series_total") == 1
@@ -341,7 +352,7 @@ def test_a_series_given_twice_is_served_once_counted_and_logged_once(caplog):
 def test_a_page_is_cut_at_the_limit_and_says_so(caplog):
     """Self metrics come first, histograms stay whole, what is left out is counted."""
     whole = rendered(snapshot(8))
-    exposition = Exposition(series_limit=300)
+    exposition = Pages(series_limit=300)
     found = rendered(snapshot(8), exposition)
     dropped = value(found, "gpuwatch_series_dropped_total")
     assert 250 < len(found) <= 302
@@ -358,7 +369,7 @@ def test_a_page_is_cut_at_the_limit_and_says_so(caplog):
 
 def test_a_new_uuid_takes_the_place_of_the_old():
     """Lines kept from before do not outlive what is known of the entity."""
-    exposition, shot = Exposition(), snapshot(1)
+    exposition, shot = Pages(), snapshot(1)
     rendered(shot, exposition)
     changed = replace(shot, entities=[EntityInfo(GPU, {"uuid": "GPU-new"})])
     found = rendered(changed, exposition)
@@ -368,7 +379,7 @@ def test_a_new_uuid_takes_the_place_of_the_old():
 
 def test_a_gpu_that_cannot_tell_its_uuid_keeps_its_series():
     """A new sampler without the sick GPU knows only its address; labels stay as they were."""
-    exposition, shot = Exposition(), snapshot(1)
+    exposition, shot = Pages(), snapshot(1)
     rendered(shot, exposition)
     address = {"pci_bus_id": "0000:10:00.0"}
     found = rendered(replace(shot, entities=[EntityInfo(GPU, address)]), exposition)
