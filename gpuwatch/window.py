@@ -146,7 +146,8 @@ class Tick:
         if not reads:
             return {}
         late = sum(
-            int((part.late_seconds * 1e9 > LATE_PERIODS * part.period_ns).sum()) for part in rows
+            int(np.count_nonzero(part.late_seconds * 1e9 > LATE_PERIODS * part.period_ns))
+            for part in rows
         )
         share = late / reads
         window = Window(self.start_ns, self.end_ns, reads, reads, 0, share, share, late, share)
