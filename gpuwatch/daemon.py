@@ -43,7 +43,6 @@ from gpuwatch.window import Tick
 log = logging.getLogger("gpuwatch.daemon")
 
 LOOK_SECONDS = 0.125
-FIRST_LOOK_SECONDS, FIRST_NS = 0.02, 5 * SECOND_NS  # who starts gpuwatch waits for its first page
 EVENTS_KEPT = 10_000
 UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
@@ -137,9 +136,7 @@ class Daemon:
                 self.on_tick(monotonic_ns())
             except Exception as fault:  # noqa: BLE001 - the one guard: the endpoint outlives a bug
                 self._tell_fault(fault, monotonic_ns())
-            first = monotonic_ns() - self.started_ns < FIRST_NS
-            look_seconds = FIRST_LOOK_SECONDS if first else LOOK_SECONDS
-            time.sleep(max(0.01, look_seconds - (time.monotonic() - start)))
+            time.sleep(max(0.01, LOOK_SECONDS - (time.monotonic() - start)))
         self.web.stop()
         self.control.close()
         self._write_history()
