@@ -17,7 +17,7 @@ from boards import BOARDS
 from queries import ALL, Json, Prometheus, Span, choose, pattern, substitute
 
 HERE = Path(__file__).parent
-UPLOT = HERE / "vendor/uplot"
+UPLOT = HERE.parent / "gpuwatch/static/uplot"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>{css}</style></head>

@@ -234,7 +234,7 @@ def test_every_metric_is_on_a_dashboard():
 
 def test_vendored_files_are_as_published():
     """The copy of uPlot is the one of the stated version, with its licence."""
-    folder = GRAFANA / "vendor/uplot"
+    folder = GRAFANA.parent / "gpuwatch/static/uplot"
     sums = tomllib.loads((folder / "VERSION.toml").read_text())["sha256"]
     files = {path.name: path for path in folder.iterdir() if path.name != "VERSION.toml"}
     assert {
