@@ -166,7 +166,9 @@ class Daemon:
             self._upkeep(now_ns)
         generations = {duty: manifest.generation for duty, manifest in self.feed.live.items()}
         for duty, event in self.samplers.poll(generations):
-            self.note(self.feed.add_event(duty, event))
+            told = self.feed.add_event(duty, event)
+            if told is not None:
+                self.note(told)
         self.feed.hear(self.samplers.states)
         self._waiting += self.feed.poll(now_ns)
         closed = len(self._waiting)

@@ -215,10 +215,12 @@ class Exposition:
         source = snapshot.live(KMSG, "source_up")
         self._put(page, "kmsg_up", HOST, int(source.last) if source else None)
         xids = dict(snapshot.totals.xids)
-        if source and source.last:
-            gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
-            for gpu, code in itertools.product(gpus, MAIN_CODES):
-                xids.setdefault((gpu, str(code)), EventTotal())
+        gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
+        if not (source and source.last):
+            heard = [snapshot.live(gpu, "gpu_xid_events_heard") for gpu in gpus]
+            gpus = [gpu for gpu, window in zip(gpus, heard, strict=True) if window and window.last]
+        for gpu, code in itertools.product(gpus, MAIN_CODES):
+            xids.setdefault((gpu, str(code)), EventTotal())
         for (gpu, xid), total in xids.items():
             fragment = f"xid={quote(xid)}"
             self._put(page, "gpu_xid_errors_total", gpu, total.count, fragment)

@@ -63,11 +63,11 @@ FAMILIES = (
     ("child_restarts_total", "counter", "Starts of this child after it ended or hung."),
     ("child_stuck", "gauge", "1 if the child sits in a call that does not return."),
     ("process_cpu_seconds_total", "counter", "CPU time of this child, user and system."),
-    ("kmsg_up", "gauge", "1 while the kernel log is followed; without it no Xid is seen."),
+    ("kmsg_up", "gauge", "1 while the kernel log is followed; without it only NVML tells of Xids."),
     (
         "gpu_xid_errors_total",
         "counter",
-        "Xid errors of the GPU in the kernel log by code, since the daemon's start.",
+        "Xid errors by code since the daemon's start, from the kernel log, or NVML without it.",
     ),
     (
         "gpu_xid_last_timestamp_seconds",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import ConfigError
+from gpuwatch.kernel_log import XID, XID_BY_NVML
 from gpuwatch.paths import VERDICT, open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Column, Entity, Event, Kind, column_name
@@ -132,12 +133,27 @@ class Feed:
         """The manifests of duties that are not released."""
         return {duty: m for duty, m in self.manifests.items() if duty not in self.released}
 
-    def add_event(self, duty: str, event: Event) -> Event:
-        """Put a child's event into the tick to come; return it with the entity's number."""
+    def add_event(self, duty: str, event: Event) -> Event | None:
+        """Put a child's event into the tick to come; return it with the entity's number.
+
+        What NVML tells of an Xid is None where the kernel log tells it, too.
+        """
+        if event.name == XID_BY_NVML:
+            if self._follows_kernel_log:
+                return None
+            event = replace(event, name=XID)
         names = self.manifests[duty].names if duty in self.manifests else {}
         event = replace(event, entity=names.get(event.entity) or self._numbered(event.entity))
         self._events.append(event)
         return event
+
+    @property
+    def _follows_kernel_log(self) -> bool:
+        """Whether the kernel log is read, or may be soon: it tells what was before, too."""
+        told = self._told.get("kmsg")
+        if told is None:
+            return "kmsg" in self._duties and monotonic_ns() < self._starting_until_ns
+        return told == "on"
 
     def _numbered(self, entity: Entity) -> Entity:
         """Return a GPU by number also if it is in no manifest, as one that has left the bus."""

@@ -49,6 +49,13 @@ HUNG = Signal(
     label="duty",
     bounds=(0.0, 1.0),
 )
+XIDS_HEARD = Signal(
+    "gpu_xid_events_heard",
+    "1 while NVML's events tell of the GPU's Xid errors.",
+    Kind.GAUGE,
+    "",
+    bounds=(0.0, 1.0),
+)
 TEMPERATURE = Signal(
     "gpu_temperature_celsius",
     "Temperature of the GPU's core or memory.",

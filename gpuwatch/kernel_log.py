@@ -15,6 +15,7 @@ from gpuwatch.signals import HOST, Entity
 from gpuwatch.xid import Entry, Xid
 
 XID, SXID, RECOVERY = "xid", "sxid", "gpu_recovery_action"
+XID_BY_NVML = "xid_by_nvml"  # becomes XID where the kernel log does not tell them
 PCIE_ERROR = "pcie_error"
 LINK_DOWN, LINK_UP, NIC_FAULT = "link_down", "link_up", "nic_fault"
 OOM_KILL, OWN_OOM_KILL = "oom_kill", "oom_kill_of_gpuwatch"
@@ -178,11 +179,16 @@ class KernelLog:
         return news
 
     def _xid(self, error: Xid) -> Found:
-        entry = self._catalogue.get(error.code, xid.UNKNOWN)
-        part = "" if error.gpu_instance is None else f"GPU instance {error.gpu_instance}: "
-        text = f"{part}{entry.meaning} ({entry.severity}). {entry.next_step}. {_cut(error.text)}"
-        head = f"{error.code}: {xid.level(error, entry)}"
-        return Found(Entity("gpu", error.address), XID, head, text)
+        return of_xid(error, self._catalogue)
+
+
+def of_xid(error: Xid, catalogue: Mapping[int, Entry]) -> Found:
+    """Return what an Xid means."""
+    entry = catalogue.get(error.code, xid.UNKNOWN)
+    part = "" if error.gpu_instance is None else f"GPU instance {error.gpu_instance}: "
+    text = f"{part}{entry.meaning} ({entry.severity}). {entry.next_step}. {_cut(error.text)}"
+    head = f"{error.code}: {xid.level(error, entry)}"
+    return Found(Entity("gpu", error.address), XID, head, text)
 
 
 def _of_kernel(line: str) -> Iterator[Found]:

@@ -37,7 +37,7 @@ HEALTHY = {  # what a fault of GPU or link would make otherwise
 def columns(gpus):
     """Return the columns of the GPUs' rings."""
     own = [(signals.PCIE_RECEIVED, ""), (signals.PCIE_TRANSMITTED, ""), (signals.POWER_SAMPLE, "")]
-    own += [(signals.HUNG, "counters")]
+    own += [(signals.HUNG, "counters"), (signals.XIDS_HEARD, "")]
     own += [cell for group in GROUPS for call in group.calls() for cell in call.cells]
     return [Column(gpu, *cell) for gpu in gpus for cell in own]
 

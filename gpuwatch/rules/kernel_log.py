@@ -40,10 +40,11 @@ def seen(view: View, count: "Callable[[Event], int]") -> bool:
 
 
 def errors(view: View, count: "Callable[[Event], int]") -> float | None:
-    """Return how many such errors the window has, None if nobody reads the kernel log."""
+    """Return how many such errors the window has, None if nobody would tell of one."""
     times = sum(times for _, times in view.told(XID, count))
-    up = view.tick.window(KMSG, "source_up")
-    return float(times) if times or (up and up.last) else None
+    tellers = (view.tick.window(KMSG, "source_up"), view.window("gpu_xid_events_heard"))
+    told = any(teller is not None and teller.last > 0 for teller in tellers)
+    return float(times) if times or told else None
 
 
 def pcie_errors(view: View) -> float:

@@ -8,18 +8,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.errors import ConfigError, SourceUnavailable
 from gpuwatch.gpu_limits import Limits
 from gpuwatch.gpu_readings import GROUPS
-from gpuwatch.gpu_signals import HUNG, PCIE_RECEIVED, PCIE_TRANSMITTED, POWER_SAMPLE
+from gpuwatch.gpu_signals import (
+    HUNG,
+    PCIE_RECEIVED,
+    PCIE_TRANSMITTED,
+    POWER_SAMPLE,
+    XIDS_HEARD,
+)
 from gpuwatch.pcie_counter import PcieBytes
 from gpuwatch.power_ring import PowerRing
 from gpuwatch.reading import Call, Row
 from gpuwatch.roster import Gpu, Roster
 from gpuwatch.signals import Column, Event
 from gpuwatch.source import Context, Findings, Group, Opened
+from gpuwatch.xid import catalogue
+from gpuwatch.xid_events import XidEvents
 
 PCIE_CELLS = ((PCIE_RECEIVED, ""), (PCIE_TRANSMITTED, ""))
 POWER_PERIOD_NS, POWER_DELIVERY_NS = 20 * MILLISECOND_NS, 250 * MILLISECOND_NS
+XIDS_PERIOD_NS = 250 * MILLISECOND_NS
 LOOK_NS = 60 * SECOND_NS  # limits and modes of a GPU are asked for again
 
 
@@ -50,7 +60,12 @@ class NvmlCounters:
         Raises SourceUnavailable if there is no driver or no GPU.
         """
         self._sysfs = context.sysfs
+        try:
+            codes = catalogue(context.settings["config"]["host"]["xid_catalogue"])
+        except ConfigError as fault:
+            raise SourceUnavailable(str(fault)) from fault
         self._roster.open(context)
+        self._xids = XidEvents(self._roster, self.findings, codes)
         return self._opened()
 
     def housekeep(self, now_ns: int) -> Opened | None:
@@ -94,13 +109,25 @@ class NvmlCounters:
         gpus = self._roster.gpus
         hung = Group(
             "hung",
-            tuple(Column(gpu.entity, HUNG, "counters") for gpu in gpus),
-            SECOND_NS,
-            lambda: [float(gpu.excluded) for gpu in gpus],
+            (
+                *(Column(gpu.entity, HUNG, "counters") for gpu in gpus),
+                *(Column(gpu.entity, XIDS_HEARD) for gpu in gpus),
+            ),
+            XIDS_PERIOD_NS,
+            self._read_hung,
         )
         groups = [group for gpu in gpus for group in self._groups(gpu)]
         constants = [constant for gpu in gpus for constant in gpu.constants]
         return Opened((hung, *groups), self._roster.infos(), tuple(constants))
+
+    def _read_hung(self) -> list[float]:
+        """Return which GPUs are left alone, and whose Xids are heard; take those that came."""
+        self._xids.look()
+        gpus = self._roster.gpus
+        return [
+            *(float(gpu.excluded) for gpu in gpus),
+            *(float(self._xids.hears(gpu)) for gpu in gpus),
+        ]
 
     def _made(self, gpu: Gpu) -> Readers:
         roster, pcie = self._roster, PcieBytes()

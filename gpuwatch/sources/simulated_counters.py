@@ -13,6 +13,7 @@ from gpuwatch.gpu_signals import (
     POWER_LIMIT,
     POWER_SAMPLE,
     THRESHOLD,
+    XIDS_HEARD,
 )
 from gpuwatch.scenario import Gpu, Scenario
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
@@ -86,9 +87,12 @@ class SimulatedCounters:
         context.pulse.set_names([gpu.entity.id for gpu in gpus])
         hung = Group(
             "hung",
-            tuple(Column(gpu.entity, HUNG, "counters") for gpu in gpus),
+            (
+                *(Column(gpu.entity, HUNG, "counters") for gpu in gpus),
+                *(Column(gpu.entity, XIDS_HEARD) for gpu in gpus),
+            ),
             SECOND_NS,
-            lambda: [float(gpu.excluded) for gpu in gpus],
+            lambda: [*(float(gpu.excluded) for gpu in gpus), *(1.0 for _ in gpus)],
         )
         groups = [group for gpu in gpus for group in self._groups(gpu)]
         infos = [
