@@ -131,7 +131,9 @@ class Sampler:
                 task = self._rings.task(source, group)
             tasks.append(task)
         keep_ns = int(self._rings.keep_seconds * SECOND_NS)
-        self._retired += [(now + keep_ns, task.writer.path) for task in old.values()]
+        for task in old.values():
+            task.end(now)
+            self._retired.append((now + keep_ns, task.writer.path))
         self.tasks = tasks
         self._set_periods()
         self._plan(now)

@@ -6,6 +6,7 @@ from pathlib import Path
 from gpuwatch.child import Child
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER
 from gpuwatch.source import Group
 
 
@@ -37,6 +38,13 @@ class Task:
         for time_ns, cells in rows:
             self.writer.append(time_ns, 0.0, read_seconds, cells)
         self.writer.words[W_WATERMARK] = rows[-1][0] if rows else now_ns
+
+    def end(self, now_ns: int) -> None:
+        """Write a last row, in which nothing is known: what was read last holds no longer."""
+        schema = self.writer.schema
+        unknown = (UNKNOWN_INTEGER,) * schema.integers + (UNKNOWN_GAUGE,) * schema.gauges
+        self.writer.append(now_ns, 0.0, 0.0, unknown)
+        self.writer.advance(now_ns)
 
 
 class Rings:

@@ -1,5 +1,6 @@
 """MIG: instances are entities of their own, and a changed layout interrupts nothing else."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ from fake_nvml import mig_uuid
 from node import Node, quiet
 from running import Running, wait_for
 from uninterrupted import Watch, assert_kept_its_time, rows
+
+from gpuwatch.recording import RecordingReader
+from gpuwatch.replay import ticks
+from gpuwatch.signals import Entity
+from gpuwatch.window import Tick
 
 CONFIG = quiet("nvml_state", "gpm", "mig")
 TWO = [{"gi": 1, "slices": 3, "memory": 40448}, {"gi": 2, "slices": 3, "memory": 40448}]
@@ -42,6 +48,12 @@ def shares(running: Running) -> dict[str, float]:
         for name, value in running.scrape().items()
         if name.startswith('gpuwatch_gpu_instance_sm_active_ratio{gpu="0"')
     }
+
+
+def knows(tick: Tick, instance: str, name: str) -> bool:
+    """Tell whether a value of an instance is known for some of a tick."""
+    window = tick.window(Entity("gpu_instance", instance), name)
+    return window is not None and window.covered_ns > 0
 
 
 def test_a_layout_that_changes_under_the_daemon(tmp_path: Path) -> None:
@@ -200,11 +212,21 @@ def test_a_recording_over_a_change_has_both_layouts(tmp_path: Path) -> None:
     node.now("mig", dev=0, val=TWO)
     with node.running(config=CONFIG) as running:
         wait_for(lambda: shares(running).keys() == {"1", "2"}, 90)
+        count = running.status()["ticks_closed"]
+        wait_for(lambda: running.status()["ticks_closed"] > count + 8, what="each was read twice")
         node.now("mig", dev=0, val=THREE)
         wait_for(lambda: shares(running).keys() == {"7", "8", "9"}, 90)
         command = [sys.executable, "-m", "gpuwatch", "record", "--last", "60s"]
         command += ["--path.runtime", str(running.runtime)]
         path = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+    # What ended did so at once, though its values would have held for two of its periods.
+    with contextlib.closing(RecordingReader(Path(path))) as reader:
+        seen = list(ticks(reader))
+    for name in ("gpu_instance_sm_active_ratio", "gpu_instance_memory_used_bytes"):
+        known = [{number for number in "17" if knows(tick, f"0/{number}", name)} for tick in seen]
+        assert {"1"} in known
+        assert known.count({"1", "7"}) <= 1
 
     (tmp_path / "again").mkdir()
     with Running(tmp_path / "again", "--source", f"replay:{path}") as running:

@@ -1,13 +1,23 @@
 """The simulated node's GPM and MIG: shares that fit the steps, and a GPU that is divided anew."""
 
+import contextlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 from running import Running, only, wait_for
 from simulated_node import SimulatedNode
 
 from gpuwatch.gpu_signals import ACTIVE_SIGNALS
+from gpuwatch.ring import RingReader
 from gpuwatch.scenario import SICK
+from gpuwatch.signals import UNKNOWN_INTEGER
 from gpuwatch.sources.simulated_gpm import SimulatedGpm
 from gpuwatch.sources.simulated_mig import SimulatedMig
+from gpuwatch.summation import row_dtype
+from gpuwatch.tmpfs import ring_directory
 from gpuwatch.window import TICK_NS
 
 SHARES = [signal.name for signal in ACTIVE_SIGNALS]
@@ -75,6 +85,22 @@ def instances(running):
     return found
 
 
+class LastRow(NamedTuple):
+    """The last row of a ring, whether nothing in it is known, and the instances it is of."""
+
+    unknown: bool
+    instances: set[str]
+
+
+def last_row(path):
+    """Read the last row of a ring."""
+    with contextlib.closing(RingReader(Path(path))) as reader:
+        row = np.frombuffer(reader.read(0)[1], row_dtype(reader.schema))[-1]
+        unknown = np.isnan(row["gauges"]).all() and (row["integers"] == UNKNOWN_INTEGER).all()
+        instances = {column.entity.id.partition("/")[2] for column in reader.schema.columns}
+        return LastRow(bool(unknown), instances)
+
+
 def test_a_gpu_is_divided_anew_in_a_running_daemon(tmp_path):
     """The old instances are gone when the new ones are there; GPU and siblings go on."""
     with Running(tmp_path, "--source", "simulated:mig", config=MIG) as running:
@@ -92,3 +118,9 @@ def test_a_gpu_is_divided_anew_in_a_running_daemon(tmp_path):
             assert running.value("gpuwatch_gpu_sm_active_ratio", f'gpu="{gpu}"') > 0.1
         missing = running.scrape()['gpuwatch_samples_missing_total{source="gpm"}']
         assert missing <= 5
+        # What ended says so in its last row, or a recording would hold it for longer than we did.
+        manifest = json.loads((running.runtime / "counters.json").read_text())
+        rings = {str(path) for path in ring_directory(running.runtime).glob("counters.*.ring")}
+        ended = [last_row(path) for path in rings - set(manifest["rings"])]
+        assert [row for row in ended if not row.unknown] == []
+        assert {number for row in ended for number in row.instances} == {"1", "2"}
