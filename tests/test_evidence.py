@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpuwatch.clock import SECOND_NS, ClockTriple
 from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.gpu_signals import THROTTLE
 from gpuwatch.history import History
+from gpuwatch.quota import stamp
 from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, RecordingWriter
 from gpuwatch.replay import ticks
 from gpuwatch.ring import RingSchema, RingWriter
@@ -262,10 +264,11 @@ def test_a_file_without_rows_is_no_evidence(tmp_path):
     """Of what a killed recorder left, the parts without rows are removed at the next start."""
     directory = tmp_path / "state/recordings"
     directory.mkdir(parents=True)
-    heated(directory / "20261129T120000Z-a.gwr", 1)
-    whole = (directory / "20261129T120000Z-a.gwr").read_bytes()
+    now = stamp(time.time_ns())  # what is made up is not kept for long
+    heated(directory / f"{now}-a.gwr", 1)
+    whole = (directory / f"{now}-a.gwr").read_bytes()
     for name, size in (("b", 0), ("c", 300), ("d", len(whole) - 40)):
-        (directory / f"20261129T12000{len(name)}Z-{name}.gwr.tmp").write_bytes(whole[:size])
+        (directory / f"{now}-{name}.gwr.tmp").write_bytes(whole[:size])
     with hot(tmp_path, after=60) as running:
         wait_for(lambda: not list(directory.glob("*.tmp")))
         assert {path.name[17:] for path in recordings(running)} == {"a.gwr", "d.gwr"}
