@@ -5,12 +5,14 @@ blocks and never trusts: what is not a JSON object is answered with an error, a 
 read its answers is dropped.
 """
 
+import base64
 import contextlib
 import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from gpuwatch.errors import ControlError
 
 PACKET_BYTES = 128 * 1024
+PART_BYTES = 64 * 1024
 PEERS = 32
 PEERS_OF_A_USER = 16  # of users who are neither root nor our own
 PACKETS_A_TURN = 16  # from one peer, so that none keeps us from the others
@@ -69,6 +72,39 @@ class Connection:
     def close(self) -> None:
         """End the conversation."""
         self.socket.close()
+
+
+def packets(message: Mapping[str, Any]) -> list[Message]:
+    """Return the packets of a message that may be too large for one; `whole` joins them.
+
+    They are few enough to be sent at once to a peer that has read what came before.
+    """
+    plain = json.dumps(message, allow_nan=False).encode()
+    text = base64.b64encode(zlib.compress(plain, 1)).decode()
+    parts = [text[at : at + PART_BYTES] for at in range(0, len(text), PART_BYTES)]
+    return [
+        {"part": number, "parts": len(parts), "packed": part}
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def whole(parts: Sequence[Mapping[str, Any]]) -> Message | None:
+    """Return the message of which these packets came so far, None if some are missing yet.
+
+    Raises ControlError if they are no parts of a message.
+    """
+    try:
+        if not parts or len(parts) < parts[0]["parts"]:
+            return None
+        text = "".join(part["packed"] for part in parts)
+        message = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise ControlError(
+            "the daemon's answer cannot be read: it is of another version: restart it"
+        ) from error
+    if not isinstance(message, dict):
+        raise ControlError("the daemon's answer is no JSON object: restart it")
+    return message
 
 
 class Server:

@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
-from gpuwatch.control import Server
+from gpuwatch.control import Message, Server
 from gpuwatch.errors import INTERNAL
 from gpuwatch.evidence import FlightRecorder
 from gpuwatch.exposition import Exposition
@@ -24,6 +24,7 @@ from gpuwatch.feed import Feed, entities_of
 from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
+from gpuwatch.minute import Minute
 from gpuwatch.pages import Pages
 from gpuwatch.presence import Presence
 from gpuwatch.repeats import Repeats
@@ -88,6 +89,7 @@ class Daemon:
                 log.warning("%s still fires, %s: from before this start", alert.rule, alert.entity)
         self.started_ns = monotonic_ns()
         self.totals = Totals(self.started_ns)
+        self.minute = Minute()
         self.presence = Presence()
         self._exposition = Exposition()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -185,11 +187,13 @@ class Daemon:
         if self._rings_seen != self.feed.rings.keys():
             self._rings_seen = set(self.feed.rings)
             self.totals.attach(self.feed.columns)
+            self.minute.attach(self.feed.columns)
             self.archive.attach(self.feed.columns)
         self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:
             self.totals.add(tick)
+        self.minute.add(tick)
         self.archive.add(tick)
         events = self.engine.judge(tick)
         for event in events:
@@ -240,10 +244,12 @@ class Daemon:
         self._look_at_gpus()
         for report in self.supervisor.children:
             duty, pid = report["duty"], report["pid"]
+            cpu_seconds = self.processor_time.look(duty, pid)
+            self.minute.add_processor_time(duty, cpu_seconds)
             self.children[duty] = ChildState(
                 restarts=report["restarts"],
                 stuck=report.get("stuck", False),
-                cpu_seconds=self.processor_time.look(duty, pid),
+                cpu_seconds=cpu_seconds,
             )
 
     def _write_history(self, *, stepped: bool = False) -> None:
@@ -271,6 +277,10 @@ class Daemon:
             self.inventory.expected(configured, self.gpus_pci or 0) or self.gpus_pci
         )
         self.feed.facts = gather(self)
+
+    def whole_status(self) -> Sequence[Message]:
+        """Return the newest status with the minute before it, as packets."""
+        return self._pages.whole(self.minute)
 
     # What the web server shows; called from its thread.
 

@@ -4,10 +4,13 @@ Nearly all snapshots are never asked for: there are four a second, and a scrape 
 makes the page in its own thread, so that nobody waits for a tick, nor a tick for anybody.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from gpuwatch.control import Message, packets
 from gpuwatch.exposition import Exposition
+from gpuwatch.minute import Minute
 from gpuwatch.snapshot import Snapshot
 from gpuwatch.status import describe
 from gpuwatch.web import Body
@@ -19,6 +22,7 @@ class Pages:
     def __init__(self, shown: Snapshot, exposition: Exposition) -> None:
         self.shown = shown
         self._exposition = exposition
+        self._whole: Sequence[Message] | None = None
 
     @cached_property
     def metrics(self) -> Body:
@@ -29,6 +33,12 @@ class Pages:
     def status(self) -> dict[str, Any]:
         """The status page's JSON; the daemon's own thread asks for it, too."""
         return describe(self.shown)
+
+    def whole(self, minute: Minute) -> Sequence[Message]:
+        """Return the status with the last minute, as packets; for the daemon's own thread."""
+        if self._whole is None:
+            self._whole = packets({"status": self.status, "minute": minute.series()})
+        return self._whole
 
     def firing(self) -> list[str]:
         """Return a line for each firing alert."""

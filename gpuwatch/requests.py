@@ -31,6 +31,9 @@ def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any])
         connection.send({"error": "only root may do that: ask with sudo"})
         return
     match message:
+        case {"command": "status", "whole": True}:
+            for packet in daemon.whole_status():
+                connection.send(packet)
         case {"command": "status"}:
             connection.send(_brief(daemon))
         case {"command": "inventory"}:

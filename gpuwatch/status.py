@@ -10,7 +10,7 @@ from gpuwatch import __version__
 from gpuwatch.alerts import Alert
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
 from gpuwatch.gpu_signals import NVLINKS_EXPECTED
-from gpuwatch.signals import Column, Entity
+from gpuwatch.signals import HOST, Column, Entity
 from gpuwatch.snapshot import Snapshot, SourceState
 from gpuwatch.source import NOT_PLANNED
 from gpuwatch.totals import seconds_name
@@ -153,6 +153,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
     """Return the status page's JSON; null where something is not known."""
     about = shown.about
     offset_ns = about["realtime_ns"] - about["time_ns"]
+    constants = _constants(shown)
     return {
         **about,
         "verdict": shown.verdict["verdict"] if shown.verdict else None,
@@ -166,13 +167,25 @@ def describe(shown: Snapshot) -> dict[str, Any]:
             if alert.state != "inactive"
         ],
         "gpus": [
-            {"gpu": info.entity.id, **info.labels, "values": _values(shown, info.entity)}
+            {
+                "gpu": info.entity.id,
+                **info.labels,
+                "up": shown.gpus_up.get(info.entity),
+                "values": {**constants[info.entity], **_values(shown, info.entity)},
+            }
             for info in shown.entities
             if info.entity.kind == "gpu"
         ],
+        "ports": [
+            {**info.labels, "values": _values(shown, info.entity)}
+            for info in shown.entities
+            if info.entity.kind == "rdma_port"
+        ],
+        "host": {"values": _values(shown, HOST)},
         "sources": {
             name: {
                 **told,
+                "age_seconds": found.age_seconds if found else None,
                 "period_seconds": found.period_seconds if found else None,
                 "period_achieved_seconds": found.period_achieved_seconds if found else None,
                 "errors": dict(found.errors) if found else {},
@@ -204,6 +217,15 @@ def _values(shown: Snapshot, entity: Entity) -> dict[str, float]:
     tick = shown.ticks[0] if shown.ticks else None
     windows = tick.windows.get(entity, {}) if tick else {}
     return {name: window.last for name, window in windows.items() if window.covered_ns}
+
+
+def _constants(shown: Snapshot) -> Mapping[Entity, dict[str, float]]:
+    """Return what does not change of each entity, but of a GPU that does not answer."""
+    found: defaultdict[Entity, dict[str, float]] = defaultdict(dict)
+    for column, value in shown.constants:
+        if math.isfinite(value) and shown.gpus_up.get(column.entity) != 0:
+            found[column.entity][column.name] = value
+    return found
 
 
 def alert_json(alert: Alert) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import itertools
 import json
 import re
 import subprocess
@@ -159,7 +160,9 @@ def test_dependencies_are_what_is_imported():
     foreign = imported - sys.stdlib_module_names - later - {"gpuwatch"}
     owners = packages_distributions()
     used = {name.replace("_", "-") for module in foreign for name in owners[module]}
-    assert used == {re.split("[<>=!~]", text)[0] for text in PROJECT["dependencies"]}
+    extras = [PROJECT["optional-dependencies"][extra] for extra in ("tui",)]
+    wanted = itertools.chain(PROJECT["dependencies"], *extras)
+    assert used == {re.split("[<>=!~]", text)[0] for text in wanted}
 
 
 def test_files_are_short():

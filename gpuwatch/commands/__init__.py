@@ -12,6 +12,7 @@ COMMANDS = (
     "run",
     "check",
     "verdict",
+    "top",
     "record",
     "replay",
     "inventory",

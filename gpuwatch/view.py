@@ -1,0 +1,380 @@
+"""The view: a node in a terminal, as lines, from what `/api/v1/status` says and the last minute.
+
+Pure: the same status, minute, width and looks give the same lines. What is not known is "-".
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rich.text import Text
+
+from gpuwatch import told
+from gpuwatch.view_gpus import SEVERITIES, SORTS, STYLES, Sort, gpus_of, ordered, table
+
+EVENTS_SHOWN = 10
+VERDICTS = {"ok": "bold green", "watch": "bold yellow"}  # the others ask for a person
+STATES = ("firing", "pending")
+HELP = """\
+Keys
+  q         leave
+  ↑ ↓       scroll by a line, PgUp PgDn by a page, Home End to the first and last line
+  p         hold the picture as it is, and go on
+  s         order of the GPUs: number, state, slowest clock, power, temperature, utilization
+  a         all alerts and causes, or only as many as leave room for the GPUs
+  ?         this page, and back
+
+Columns
+  STATE     ok, warning or critical: the worst alert that fires; lost: it does not answer; hung: it
+            is left alone, for a call to it did not return; released: left to another tool
+  UTIL      share of time in which a kernel ran
+  SM MHz    SM clock / highest SM clock
+  THROTTLED share of the last 3 s in which the clock was held down, by the driver's reason
+  POWER W   board power / enforced limit
+  TEMP C    core / memory
+  MEM GiB   memory in use / size
+  DRAM      share of the memory's bandwidth in use; SM: of the SMs; TENSOR: of tensor cores' time
+  NVLINK    received ↓ and transmitted ↑, mean of the last 3 s; PCIE the same
+  CLOCK 60s the SM clock of the last minute, from 0 to its limit; POWER the same; blank: unknown
+
+What is not known is "-". Values are those of /api/v1/status. docs/operating.md says more.
+"""
+
+
+@dataclass(slots=True)
+class Looks:
+    """How the view is looked at: what keys change."""
+
+    sort: int = 0  # a place in SORTS
+    help: bool = False
+    paused: bool = False
+    all_alerts: bool = False
+
+    @property
+    def order(self) -> Sort:
+        """The order of the GPUs."""
+        return SORTS[self.sort % len(SORTS)]
+
+    def press(self, key: str) -> bool:
+        """Take a key; False if it means nothing here."""
+        match key:
+            case "s":
+                self.sort += 1
+            case "?" | "h":
+                self.help = not self.help
+            case "p":
+                self.paused = not self.paused
+            case "a":
+                self.all_alerts = not self.all_alerts
+            case _:
+                return False
+        return True
+
+
+class Picture(NamedTuple):
+    """Lines, none wider than the terminal: `head` always stays, `body` may be scrolled."""
+
+    head: list[Text]
+    body: list[Text]
+
+
+@dataclass(slots=True)
+class _Block:
+    """Lines that belong together, and how bad it is what they say."""
+
+    severity: str
+    lines: list[Text] = field(default_factory=list)
+
+
+def picture(
+    status: Mapping[str, Any],
+    minute: Mapping[str, Any],
+    name: str,
+    size: tuple[int, int],
+    looks: Looks,
+) -> Picture:
+    """Return the view of a node called `name` for a terminal of `size`, (columns, lines).
+
+    With 0 lines all is shown, however long it becomes.
+    """
+    width, height = max(1, size[0]), size[1]
+    history = told.Minute(minute)
+    gpus = gpus_of(status, history)
+    head = [_head(status, name, [gpu.state for gpu in gpus], looks)]
+    if looks.help:
+        return Picture(_fit(head, width), _fit([Text(line) for line in HELP.splitlines()], width))
+    # Of a small terminal alerts take what the GPUs leave, but a few lines whatever they leave.
+    left = min(height // 3, height - len(gpus) - 3)
+    room = None if looks.all_alerts or not height else max(4, left)
+    body = _alerts(status, width, room)
+    if gpus:
+        body += table(ordered(gpus, looks.order), width)
+    else:
+        body.append(Text("no GPU is known", style="dim"))
+    for section in (
+        _ports(status, history, width),
+        _host(status, history, width),
+        _sources(status, history, width),
+        _events(status),
+    ):
+        body += section
+    return Picture(_fit(head, width), _fit(body, width))
+
+
+def foot(fault: str, keys: str) -> Text:
+    """Return the last line: what keys there are, or why there is nothing new."""
+    return Text(told.text(fault), style="reverse") if fault else Text(keys, style="dim")
+
+
+def _fit(lines: Iterable[Text], width: int) -> list[Text]:
+    found = []
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        found.append(line)
+    return found
+
+
+def _head(status: Mapping[str, Any], name: str, states: Sequence[str], looks: Looks) -> Text:
+    verdict = told.text(status.get("verdict")) or "not known yet"
+    line = Text(told.text(name), style="bold")
+    line.append("  ")
+    line.append(verdict, style=VERDICTS.get(verdict, "bold red reverse"))
+    silent = sum(state in ("lost", "hung") for state in states)
+    count = f"{len(states) - silent} of {len(states)}" if silent else f"{len(states)}"
+    models = {told.text(gpu.get("name")) for gpu in told.mappings(status.get("gpus"))}
+    model = models.pop() if len(models) == 1 else ""
+    line.append(f"  {count} {model or 'GPUs'}", style="not bold")
+    source = told.mapping(status.get("source"))
+    kind = told.text(source.get("kind")) or "nvml"
+    if kind != "nvml":
+        what = " ".join(filter(None, (kind, told.text(source.get("scenario")))))
+        line.append("  ")
+        line.append(f"not this node's data: {what}", style="reverse not bold")
+    line.append(f"  {_clock(status.get('realtime_ns'))}", style="not bold")
+    if looks.paused:
+        line.append("  ")
+        line.append("paused", style="reverse")
+    if looks.order is not SORTS[0]:
+        line.append(f"  by {looks.order.name}", style="not bold dim")
+    return line
+
+
+def _clock(realtime_ns: Any) -> str:
+    nanoseconds = told.number(realtime_ns)
+    if nanoseconds is None or not 0 <= nanoseconds < 4e18:
+        return "-"
+    return time.strftime("%H:%M:%SZ", time.gmtime(nanoseconds / 1e9))
+
+
+def _alerts(status: Mapping[str, Any], width: int, room: int | None) -> list[Text]:
+    """Return the alerts, the worst first, in at most so many lines; and what slows GPUs."""
+    blocks = [
+        _alert(alert, width)
+        for state in STATES
+        for severity in SEVERITIES
+        for alert in told.mappings(status.get("alerts"))
+        if alert.get("state") == state and _severity(alert) == severity
+    ]
+    blocks += _slowed(status, width)
+    shown: list[Text] = []
+    left: list[_Block] = []
+    for block in blocks:
+        if left or (room is not None and shown and len(shown) + len(block.lines) > room):
+            left.append(block)
+        else:
+            shown += block.lines
+    if left:
+        counts = {block.severity: 0 for block in left}
+        for block in left:
+            counts[block.severity] += 1
+        more = ", ".join(f"{count} {severity}" for severity, count in counts.items())
+        shown.append(Text(f"and {more}: a shows all", style="dim"))
+    return shown
+
+
+def _severity(alert: Mapping[str, Any]) -> str:
+    severity = told.text(alert.get("severity"))
+    return severity if severity in SEVERITIES else SEVERITIES[-1]
+
+
+def _alert(alert: Mapping[str, Any], width: int) -> _Block:
+    severity, state = _severity(alert), told.text(alert.get("state"))
+    style = STYLES[severity] if state == "firing" else "dim"
+    entity = " ".join(filter(None, told.entity(alert.get("entity"))))
+    line = Text()
+    line.append(f"{severity:<8}" if state == "firing" else f"{state:<8}", style=style)
+    line.append(" ")
+    line.append(told.text(alert.get("rule")), style="bold")
+    line.append(" ".join(filter(None, (f" {entity}", told.text(alert.get("place"))))))
+    value, limit = told.number(alert.get("value")), told.number(alert.get("limit"))
+    if value is not None and limit is not None:
+        line.append(f"  {value:.4g}, limit {limit:.4g}", style="dim")
+    if since := told.text(alert.get("since")):
+        line.append(f"  since {since[11:19] or since}Z", style="dim")
+    lines = [line]
+    for cause in told.mappings(alert.get("causes")):
+        lines += _wrapped(f"because {_cause(cause)}", width)
+    if state == "firing" and (step := told.text(alert.get("next_step"))):
+        lines += _wrapped(step, width)
+    return _Block(severity if state == "firing" else "pending", lines)
+
+
+def _cause(cause: Mapping[str, Any]) -> str:
+    share = told.number(cause.get("share"))
+    name = told.text(cause.get("cause")).replace("_", " ")
+    text = told.text(cause.get("text"))
+    return f"{name} {'' if share is None else told.share(share)}".rstrip() + (
+        f": {text}" if text else ""
+    )
+
+
+def _slowed(status: Mapping[str, Any], width: int) -> list[_Block]:
+    """Return what slows GPUs most; GPUs with the same cause together."""
+    together: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for gpu in told.mappings(status.get("gpus")):
+        for cause in told.mappings(gpu.get("causes"))[:1]:
+            name = told.text(cause.get("cause"))
+            together.setdefault(name, []).append((told.text(gpu.get("gpu")), cause))
+    blocks = []
+    for gpus in together.values():
+        worst, cause = max(gpus, key=lambda one: told.number(one[1].get("share")) or 0.0)
+        several = f" (GPU {worst})" if len(gpus) > 1 else ""
+        line = Text("slowed   ", style="cyan")
+        line.append(f"GPU {' '.join(number for number, _ in gpus)}", style="not bold default")
+        line.append(f"  {_cause(cause)}{several}", style="default")
+        blocks.append(_Block("slowed", [line]))
+    return blocks
+
+
+def _wrapped(text: str, width: int) -> list[Text]:
+    """Return a text below an alert, in two lines at most."""
+    room = max(10, width - 9)
+    first, _, rest = text, "", ""
+    if len(text) > room:
+        at = text.rfind(" ", 0, room + 1)
+        at = at if at > 0 else room
+        first, rest = text[:at], text[at:].lstrip()
+    return [Text(f"{'':9}{part}") for part in (first, rest) if part]
+
+
+def _ports(status: Mapping[str, Any], minute: told.Minute, width: int) -> list[Text]:
+    """Return the RDMA ports, as many beside each other as there is room for."""
+    cells = []
+    for port in told.mappings(status.get("ports")):
+        device, number = (told.text(port.get(key)) for key in ("device", "port"))
+        values, identifier = told.mapping(port.get("values")), f"{device}/{number}"
+        up, rate = (
+            told.number(values.get(f"rdma_{key}")) for key in ("port_up", "rate_bytes_per_second")
+        )
+        enabled = told.number(values.get("rdma_port_enabled"))
+        state = "-" if up is None else "up" if up else "off" if enabled == 0 else "DOWN"
+        ways = [
+            told.rate(minute.recent("rdma_port", identifier, f"rdma_port_data_{way}_bytes_total"))
+            for way in ("received", "transmitted")
+        ]
+        near = told.text(port.get("gpu"))
+        cell = Text(f"{identifier:<9} ")
+        cell.append(f"{state:<4}", style=STYLES["critical"] if state == "DOWN" else "green")
+        cell.append(f" {'-' if rate is None else f'{rate * 8e-9:.0f}G':>4}")
+        cell.append(f" {ways[0]:>4}↓ {ways[1]:>4}↑")
+        cell.append(f" GPU {near}" if near else "", style="dim")
+        cells.append(cell)
+    if not cells:
+        return []
+    own = min(width, max(cell.cell_len for cell in cells))
+    beside = max(1, (width + 3) // (own + 3))
+    lines = [Text("RDMA PORTS, GB/s", style="bold")]
+    for start in range(0, len(cells), beside):
+        line = Text()
+        for cell in cells[start : start + beside]:
+            cell.truncate(own, overflow="ellipsis", pad=True)
+            line = Text("   ").join([line, cell]) if line.plain else cell
+        lines.append(line)
+    return lines
+
+
+def _host(status: Mapping[str, Any], minute: told.Minute, width: int) -> list[Text]:
+    """Return for what the host's work waited, and what its storage moved."""
+    waits = []
+    for resource in minute.entities("resource"):
+        some, full = (
+            minute.recent("resource", resource, f'host_pressure_seconds_total{{kind="{kind}"}}')
+            for kind in ("some", "full")
+        )
+        if some is not None:
+            whole = "" if full is None else f" ({told.share(full)} all)"
+            waits.append(f"{resource} {told.share(some)}{whole}")
+    parts = [f"waits for {', '.join(waits)}"] if waits else []
+    for storage in ("disk", "nfs", "lustre"):
+        read, written = (
+            minute.recent("host", "", f'host_io_{way}_bytes_total{{storage="{storage}"}}')
+            for way in ("read", "written")
+        )
+        if read or written or (storage == "disk" and read is not None):
+            parts.append(f"{storage} {told.rate(read)} read {told.rate(written)} written GB/s")
+    values = told.mapping(told.mapping(status.get("host")).get("values"))
+    blocked = told.number(values.get("host_gpu_processes_blocked"))
+    if blocked:
+        parts.append(f"{blocked:.0f} processes blocked on a GPU")
+    return _flow("HOST", parts, width)
+
+
+def _flow(head: str, parts: Sequence[str], width: int) -> list[Text]:
+    """Return parts one after the other, in as many lines as they take; [] of none."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + 2 + len(part) <= width:
+            lines[-1].append(f"  {part}", style="not bold")
+        else:
+            line = Text(head if not lines else " " * len(head), style="bold")
+            lines.append(line.append(f"  {part}", style="not bold"))
+    return lines
+
+
+def _sources(status: Mapping[str, Any], minute: told.Minute, width: int) -> list[Text]:
+    """Return how well the sources are read, and what it costs."""
+    sources = told.mapping(status.get("sources"))
+    if not sources:
+        return []
+    lines = [Text(f"{'SOURCE':<14} {'STATE':<11} {'PERIOD':>8} {'ACHIEVED':>8} {'AGE':>8} ERRORS")]
+    lines[0].stylize("bold")
+    for name, source in sources.items():
+        one = told.mapping(source)
+        state = told.text(one.get("state"))
+        spans = [
+            told.span(told.number(one.get(f"{key}_seconds")))
+            for key in ("period", "period_achieved", "age")
+        ]
+        errors = told.mapping(one.get("errors"))
+        line = Text(f"{told.text(name):<14} ")
+        line.append(f"{state:<11}", style="" if state in ("on", "off") else STYLES["warning"])
+        line.append(" " + " ".join(f"{text:>8}" for text in spans) + " ")
+        line.append(
+            ", ".join(
+                f"{told.text(error)} {told.scaled(told.number(count), 1.0)}"
+                for error, count in errors.items()
+            )
+        )
+        line.append(told.text(one.get("reason")), style="dim")
+        lines.append(line)
+    costs = [
+        f"{duty} {cost * 100:.1f}%"
+        for duty in minute.entities("duty")
+        for cost in [minute.recent("duty", duty, "process_cpu_seconds_total", 10)]
+        if cost is not None
+    ]
+    return [*lines, *_flow("COST OF A CORE", costs, width)]
+
+
+def _events(status: Mapping[str, Any]) -> list[Text]:
+    events = told.mappings(status.get("events"))[-EVENTS_SHOWN:]
+    lines = [Text("EVENTS", style="bold")] if events else []
+    for event in reversed(events):
+        entity = " ".join(filter(None, told.entity(event.get("entity"))))
+        when, detail = told.text(event.get("time")), told.text(event.get("detail"))
+        line = Text(f"{when[11:19] or when} ", style="dim")
+        line.append(f"{told.text(event.get('name'))} {entity}", style="default not dim")
+        line.append(f": {detail}" if detail else "", style="default not dim")
+        lines.append(line)
+    return lines
