@@ -244,9 +244,12 @@ class Feed:
             manifest.constants.append((column._replace(entity=entity), value))
         paths = [Path(path) for path in data["rings"]]
         readers = {path: RingReader(path) for path in paths if path not in self.rings}
-        for ring in self.rings.values():
+        for path, ring in list(self.rings.items()):
             if ring.reader.schema.duty == manifest.duty:
-                ring.current = ring.reader.path in paths
+                ring.current = path in paths
+                if not ring.current and not path.exists():  # of too many that have ended
+                    ring.reader.close()
+                    del self.rings[path]
         for path, reader in readers.items():
             windows = RingWindows(reader.schema.with_entities(manifest.names))
             self.rings[path] = Attached(reader, windows)

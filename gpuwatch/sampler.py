@@ -51,7 +51,6 @@ class Sampler:
         self.tasks: list[Task] = []
         self._schedule: list[tuple[int, int, Task | None]] = []  # due, order, what (None: control)
         self._rings = Rings(child, duty)
-        self._retired: list[tuple[int, Path]] = []  # rings of groups that are no more
         self.opened: dict[str, Opened] = {}
         self.states: dict[str, dict[str, Any]] = {}
         self.scales = {source.name: 1.0 for source in sources}  # as asked for; 0 is off
@@ -130,10 +129,8 @@ class Sampler:
             else:
                 task = self._rings.task(source, group)
             tasks.append(task)
-        keep_ns = int(self._rings.keep_seconds * SECOND_NS)
         for task in old.values():
-            task.end(now)
-            self._retired.append((now + keep_ns, task.writer.path))
+            self._rings.end(task, now)
         self.tasks = tasks
         self._set_periods()
         self._plan(now)
@@ -239,8 +236,7 @@ class Sampler:
                     if found is not None:
                         self._take_over(source.name, found, now)
             self._seek(now)
-            while self._retired and self._retired[0][0] <= now:
-                self._retired.pop(0)[1].unlink(missing_ok=True)
+            self._rings.sweep(now)
             self._keep_budget(now)
         for source in self.sources:
             events, source.findings.events = source.findings.events, []

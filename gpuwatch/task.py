@@ -1,13 +1,19 @@
 """A task: a group of a source with the ring its rows go to."""
 
+from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuwatch.child import Child
-from gpuwatch.clock import monotonic_ns
-from gpuwatch.ring import W_WATERMARK, RingSchema, RingWriter
+from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.ring import MAX_BYTES, W_WATERMARK, RingSchema, RingWriter
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER
 from gpuwatch.source import Group
+
+ENDED_AT_MOST = 512  # rings: a layout that flaps must not fill memory
+ENDED_BYTES = MAX_BYTES
 
 
 @dataclass(slots=True)
@@ -45,17 +51,30 @@ class Task:
         unknown = (UNKNOWN_INTEGER,) * schema.integers + (UNKNOWN_GAUGE,) * schema.gauges
         self.writer.append(now_ns, 0.0, 0.0, unknown)
         self.writer.advance(now_ns)
+        self.writer.close()
+
+
+class _Ended(NamedTuple):
+    """The file of a ring that is written no more, and when it goes."""
+
+    until_ns: int
+    path: Path
+    size: int
 
 
 class Rings:
-    """Makes the rings of one sampler; their files carry its generation."""
+    """Makes and ends the rings of one sampler; their files carry its generation.
+
+    A ring that has ended is kept for as long as it would reach back, unless there are very many.
+    """
 
     def __init__(self, child: Child, duty: str) -> None:
         self.keep_seconds = float(child.config["ring"]["seconds"])
         self._prefix = f"{duty}.{child.generation}"
         self._duty = duty
         self._directory = Path(child.settings["ring_directory"])
-        self._made: set[Path] = set()
+        self._made: Counter[str] = Counter()
+        self._ended: deque[_Ended] = deque()
 
     def task(self, source: str, group: Group) -> Task:
         """Return a task with a new ring. Raises OSError if there is no space for it."""
@@ -67,14 +86,33 @@ class Rings:
             period_ns=group.period_ns,
             delivery_ns=group.delivery_ns,
         )
-        path = self._directory / f"{self._prefix}.{group.name}.ring"
-        if path in self._made:  # readers may still want what the group's earlier ring holds
-            path = self._directory / f"{self._prefix}.{group.name}~{len(self._made)}.ring"
+        # Readers may still want what the group's earlier ring holds.
+        number = f"~{self._made[group.name]}" if group.name in self._made else ""
+        path = self._directory / f"{self._prefix}.{group.name}{number}.ring"
         path.unlink(missing_ok=True)
         try:
             writer = RingWriter(path, schema, self.keep_seconds)
         except OSError as fault:
             fault.filename = fault.filename or str(self._directory)
             raise
-        self._made.add(path)
+        self._made[group.name] += 1
         return Task.of(source, group, writer)
+
+    def end(self, task: Task, now_ns: int) -> None:
+        """End a task's ring; its file stays for a while."""
+        path, size = task.writer.path, 0
+        with suppress(OSError):  # a stranger removed it
+            size = path.stat().st_size
+        task.end(now_ns)
+        self._ended.append(_Ended(now_ns + int(self.keep_seconds * SECOND_NS), path, size))
+        self.sweep(now_ns)
+
+    def sweep(self, now_ns: int) -> None:
+        """Remove the files of rings that ended long ago, or that are too many."""
+        ended = self._ended
+        while ended and (
+            ended[0].until_ns <= now_ns
+            or len(ended) > ENDED_AT_MOST
+            or sum(one.size for one in ended) > ENDED_BYTES
+        ):
+            ended.popleft().path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,6 +254,21 @@ def test_a_ring_that_was_replaced_is_kept_as_long_as_it_holds_samples(tmp_path):
     new.sample(BASE + 6 * SECOND)
     feed.poll(BASE + 6 * SECOND)
     assert feed.ring_paths() == [str(new.writers[FIRST].path)]
+
+
+def test_a_ring_whose_file_has_gone_is_let_go(tmp_path):
+    """A sampler removes rings that ended if they are too many: nothing holds their memory then."""
+    old = Duty(tmp_path)
+    feed = feed_of(tmp_path)
+    old.sample(BASE + TICK_NS)
+    feed.poll(BASE + TICK_NS)
+    old.writers[FIRST].path.unlink()
+    old.writers[FIRST].close()
+    new = Duty(tmp_path, generation=2)
+    feed.poll(BASE + TICK_NS)
+
+    assert feed.ring_paths() == [str(new.writers[FIRST].path)]
+    assert str(old.writers[FIRST].path) not in Path("/proc/self/maps").read_text()
 
 
 def test_gpus_are_named_by_the_stores_numbers(tmp_path):
