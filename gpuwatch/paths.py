@@ -15,6 +15,10 @@ SYSTEM_STATE = Path("/var/lib/gpuwatch")
 CONTROL = "control.sock"
 VERDICT = "verdict.json"
 BUNDLED_RECORDING = Path(__file__).with_name("data") / "h200.gwr"
+STATIC = Path(__file__).with_name("static")
+# An installed gpuwatch has them beside its modules, a checkout among its documents.
+_INSTALLED, _CHECKOUT = Path(__file__).with_name("runbooks"), Path(__file__).parents[1]
+RUNBOOKS = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT / "docs/runbooks"
 
 
 def runtime_directory(kind: str = "nvml") -> Path:

@@ -8,32 +8,35 @@ machine gets the metrics and the two health answers only.
 import asyncio
 import contextlib
 import gzip
-import html
 import ipaddress
 import logging
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.resources import files
-from string import Template
 from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpuwatch import __version__
 from gpuwatch.errors import ConfigError
+from gpuwatch.paths import RUNBOOKS, STATIC
 
 log = logging.getLogger("gpuwatch.web")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FILE_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 METHODS = frozenset({"GET", "HEAD"})
 PUBLIC_PATHS = frozenset({"/metrics", "/-/healthy", "/-/ready"})
 HEADERS = {
@@ -63,9 +66,6 @@ class Pages(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Return what `/api/v1/status` shows: JSON types only, None for what is not known."""
-
-    def firing(self) -> Sequence[str]:
-        """Return one line per firing alert."""
 
     def ready(self) -> bool:
         """Say whether the first window is closed."""
@@ -200,7 +200,7 @@ def _protocol(limit: int) -> type[asyncio.Protocol]:
 
 def application(pages: Pages) -> ASGIApp:
     """Return the ASGI application that serves `pages`."""
-    landing = Template(files("gpuwatch").joinpath("static/index.html").read_text("utf-8"))
+    shown = _files()
 
     async def metrics(request: Request) -> Response:
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
@@ -219,27 +219,38 @@ def application(pages: Pages) -> ASGIApp:
     async def status(request: Request) -> Response:
         return JSONResponse(pages.status())
 
-    async def index(request: Request) -> Response:
-        source = pages.status().get("source", {})
-        what = " ".join(
-            filter(None, [source.get("kind"), source.get("scenario"), source.get("file")])
-        )
-        warning = f"<p><strong>Not this node's data: {html.escape(what)}.</strong></p>"
-        notice = "" if source.get("kind", "nvml") == "nvml" else warning
-        lines = [f"<li>{html.escape(line)}</li>" for line in pages.firing()]
-        firing = f"<ul>{''.join(lines)}</ul>" if lines else "<p>None.</p>"
-        return HTMLResponse(landing.substitute(version=__version__, firing=firing, notice=notice))
+    async def file(request: Request) -> Response:
+        found = shown.get(request.url.path)
+        if found is None:
+            return PlainTextResponse("Not Found", 404)
+        body, kind = found
+        return Response(body, headers={"Content-Type": kind})
 
     routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/metrics": metrics,
         "/-/healthy": healthy,
         "/-/ready": ready,
-        "/": index,
+        "/": file,
+        "/static/{path:path}": file,
+        "/runbooks/{path:path}": file,
         "/api/v1/status": status,
     }
     app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
     return _Door(app)
+
+
+def _files() -> dict[str, tuple[bytes, str]]:
+    """Return what is served as it is: the page, its parts and the runbooks, with their types."""
+    found = {
+        f"/static/{path.relative_to(STATIC)}": (path.read_bytes(), FILE_TYPES[path.suffix])
+        for path in STATIC.rglob("*")
+        if path.suffix in FILE_TYPES
+    }
+    found["/"] = found.pop("/static/index.html")
+    for path in RUNBOOKS.glob("*.md"):
+        found[f"/runbooks/{path.name}"] = (path.read_bytes(), "text/plain; charset=utf-8")
+    return found
 
 
 class _Door:

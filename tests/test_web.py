@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import logging
+import re
 import socket
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 
 from gpuwatch import __version__
 from gpuwatch.errors import ConfigError
+from gpuwatch.rules import RULES
 from gpuwatch.web import CONTENT_TYPE, Body, WebServer, accepts_gzip, is_loopback
 
 PAGE = b"# HELP x X.\n# TYPE x gauge\nx 1\n" * 50
@@ -24,7 +26,6 @@ class FakePages:
     def __init__(self):
         self.body = Body(PAGE)
         self.is_ready = True
-        self.alerts = ["gpu_lost critical gpu 3 <b>"]
         self.failing = False
 
     def metrics(self):
@@ -37,9 +38,6 @@ class FakePages:
         if self.failing:
             raise RuntimeError("broken on purpose")
         return {"version": __version__, "events": [], "value": None}
-
-    def firing(self):
-        return self.alerts
 
     def ready(self):
         return self.is_ready
@@ -163,16 +161,26 @@ def test_status_is_json(port):
     assert json.loads(body) == {"version": __version__, "events": [], "value": None}
 
 
-def test_the_landing_page_names_version_links_and_alerts(port, pages):
-    """Text of alerts is escaped."""
+def test_the_page_and_its_parts_are_served(port):
+    """Whatever the page names is there, with its type, and it names the other pages."""
     _, headers, body = ask(port, "/")
-    text = body.decode()
-    assert headers["Content-Type"].startswith("text/html")
-    assert f"gpuwatch {__version__}" in text
-    assert 'href="/metrics"' in text
-    assert "gpu_lost critical gpu 3 &lt;b&gt;" in text
-    pages.alerts = []
-    assert b"<p>None.</p>" in ask(port, "/")[2]
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    named = re.findall(r'(?:href|src)="(/[^"?#]*)"', body.decode())
+    assert {"/metrics", "/api/v1/status", "/-/healthy", "/-/ready", "/static/app.js"} <= {*named}
+    for path in named:
+        assert ask(port, path)[0] == 200, path
+    types = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+    for path in (path for path in named if path.startswith("/static/")):
+        kind = ask(port, path)[1]["Content-Type"].partition(";")[0]
+        assert kind == types[path.rpartition(".")[2]], path
+
+
+def test_runbooks_are_served_as_text(port):
+    """Every rule's runbook can be read where the alert is."""
+    for rule in RULES:
+        status, headers, body = ask(port, f"/runbooks/{rule.name}.md")
+        assert (status, headers["Content-Type"]) == (200, "text/plain; charset=utf-8"), rule.name
+        assert body.startswith(f"# {rule.name} ".encode())
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/nothing"])
@@ -185,7 +193,11 @@ def test_every_answer_has_the_security_headers_and_no_server_header(port, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/metrics/", "//metrics", "/api/v1/status/", "/static/index.html"]
+    "path",
+    [
+        *("/metrics/", "//metrics", "/api/v1/status/", "/static/index.html", "/static/"),
+        *("/static/../web.py", "/static/%2e%2e/web.py", "/runbooks/../dashboards.md"),
+    ],
 )
 def test_unknown_paths_are_404_and_never_redirected(port, path):
     """A redirect would repeat the Host header the client sent."""

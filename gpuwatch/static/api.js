@@ -1,0 +1,67 @@
+// The daemon's API: JSON by GET, and the stream of statuses with what it means that it is silent.
+
+/** Return the JSON of a GET; throws an Error with the server's own words. */
+export async function get(path, parameters = [], signal = undefined) {
+  const query = new URLSearchParams(parameters.filter(([, value]) => value !== null)).toString();
+  const answer = await fetch(query ? `${path}?${query}` : path, { signal });
+  if (!answer.ok) {
+    const text = (await answer.text()).trim().slice(0, 300);
+    throw new Error(text || `${path}: ${answer.status}`);
+  }
+  return answer.json();
+}
+
+const SILENT_MS = 5000; // statuses come about once a second
+const AGAIN_MS = 2000;
+
+/** The stream of statuses. Open while the page is seen; says when it is lost and when it is back. */
+export class Stream {
+  constructor(path, onStatus, onLost) {
+    this.path = path;
+    this.onStatus = onStatus;
+    this.onLost = onLost; // called with the time of the last word, null when it is back
+    this.heard = Date.now();
+    this.source = null;
+    this.lost = false;
+    document.addEventListener("visibilitychange", () => this.follow());
+    setInterval(() => this.watch(), 1000);
+    this.follow();
+  }
+
+  follow() {
+    if (document.hidden) this.close();
+    else if (!this.source) this.open();
+  }
+
+  open() {
+    this.close();
+    this.opened = Date.now();
+    this.source = new EventSource(this.path);
+    this.source.addEventListener("status", (event) => {
+      this.heard = Date.now();
+      if (this.lost) this.onLost(null);
+      this.lost = false;
+      this.onStatus(JSON.parse(event.data));
+    });
+    this.source.addEventListener("error", () => this.tell());
+  }
+
+  close() {
+    this.source?.close();
+    this.source = null;
+  }
+
+  watch() {
+    if (!this.source) return;
+    const waits = Date.now() - Math.max(this.heard, this.opened);
+    if (waits > SILENT_MS) this.tell();
+    // The browser gives up on some answers, and does not see a peer that is gone without a word.
+    const given_up = this.source.readyState === EventSource.CLOSED;
+    if ((given_up && waits > AGAIN_MS) || waits > 2 * SILENT_MS) this.open();
+  }
+
+  tell() {
+    if (!this.lost) this.onLost(this.heard / 1000);
+    this.lost = true;
+  }
+}

@@ -1,0 +1,154 @@
+// Each GPU and each port as a row: how it is, and how far it is from its limits.
+
+import { h, show, byId } from "./dom.js";
+import { columnParts, entityName, ofLimit, quantity, reason, UNKNOWN } from "./format.js";
+import { causes } from "./status.js";
+
+const SM = 'gpu_clock_hertz{clock="sm"}';
+const SM_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}';
+const POWER_LIMIT = 'gpu_power_limit_watts{limit="enforced"}';
+const threshold = (name) => `gpu_temperature_threshold_celsius{threshold="${name}"}`;
+const sensor = (name) => `gpu_temperature_celsius{sensor="${name}"}`;
+
+/** Return how a GPU is, as [class, words]. */
+function stateOf(values) {
+  if (Object.entries(values).some(([name, value]) => columnParts(name).stem === "gpu_hung" && value === 1)) {
+    return ["critical", "hung"];
+  }
+  if (values.gpu_up === 0) return ["critical", "lost"];
+  return values.gpu_up === 1 ? ["ok", "up"] : ["unknown", "not known"];
+}
+
+/** Show all GPUs; `selected` are the ids whose lines charts show, null is all. */
+export function showGpus(status, selected, colour) {
+  byId("gpus").hidden = !status.gpus.length;
+  show(
+    byId("gpu-rows"),
+    status.gpus.map((gpu) => row(gpu, gpu.values ?? {}, gpu.limits ?? {}, selected, colour)),
+  );
+}
+
+function row(gpu, values, limits, selected, colour) {
+  const [kind, state] = stateOf(values);
+  const chosen = !selected || selected.has(gpu.gpu);
+  const cell = (title, ...content) => h("td", { "data-title": title }, content);
+  return h(
+    "tr",
+    { "data-gpu": gpu.gpu, class: chosen ? "chosen" : "", title: `${gpu.name ?? ""} ${gpu.pci_bus_id ?? ""}`.trim() },
+    h(
+      "th",
+      { scope: "row" },
+      h(
+        "button",
+        { type: "button", class: "pick", "aria-pressed": String(chosen), "data-pick": gpu.gpu },
+        h("i", { class: "swatch", style: { "background-color": colour(["gpu", gpu.gpu]).color } }),
+        `GPU ${gpu.gpu}`,
+      ),
+    ),
+    cell("State", h("span", { class: `state ${kind}` }, state)),
+    cell("Busy", bar(values.gpu_utilization_ratio, 1, quantity(values.gpu_utilization_ratio, "ratio"))),
+    cell("SM clock", bar(values[SM], limits[SM_LIMIT], ofLimit(values[SM], limits[SM_LIMIT], "hertz"))),
+    cell("Throttled by", reasons(values)),
+    cell("Power", bar(values.gpu_power_watts, limit(POWER_LIMIT, values, limits), ofLimit(values.gpu_power_watts, limit(POWER_LIMIT, values, limits), "watts"))),
+    cell("Core", temperature(values[sensor("core")], limits[threshold("slowdown")], values.gpu_temperature_margin_celsius)),
+    cell("Memory", temperature(values[sensor("memory")], limits[threshold("memory_max")])),
+    cell("Memory used", bar(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "bytes"))),
+    cell("Links", links(values, limits)),
+    cell("Xid", xids(gpu.xids)),
+    cell("Why slow", causes(gpu.causes)),
+  );
+}
+
+function limit(name, values, limits) {
+  return limits[name] ?? values[name];
+}
+
+/** Return words over a bar that is as long as the value is of its limit. */
+function bar(value, most, words) {
+  const known = typeof value === "number" && most > 0;
+  const share = known ? Math.min(Math.max(value / most, 0), 1) : 0;
+  return h("span", { class: "bar", style: { "--share": `${(share * 100).toFixed(1)}%` } }, words);
+}
+
+function reasons(values) {
+  const active = Object.entries(values)
+    .filter(([name, value]) => columnParts(name).stem === "gpu_throttle_active" && value > 0)
+    .map(([name]) => columnParts(name).label);
+  const known = Object.keys(values).some((name) => columnParts(name).stem === "gpu_throttle_active");
+  if (!active.length) return known ? "nothing" : UNKNOWN;
+  return active.map((name) =>
+    h("span", { class: reason(name).harmless ? "tag" : "tag warning", title: name }, reason(name).text),
+  );
+}
+
+function temperature(value, highest, margin) {
+  const left = margin ?? (typeof value === "number" && highest ? highest - value : null);
+  const near = left !== null && left !== undefined && left <= 5;
+  const title = highest ? `limit ${quantity(highest, "celsius")}` : "";
+  return h(
+    "span",
+    { class: near ? "near" : "", title },
+    quantity(value, "celsius"),
+    near ? ` (${Math.round(left)} left)` : "",
+  );
+}
+
+function links(values, limits) {
+  const generation = values.gpu_pcie_link_generation;
+  const lanes = values.gpu_pcie_link_width_lanes;
+  const lanesLimit = limit("gpu_pcie_link_width_limit_lanes", values, limits);
+  const up = values.gpu_nvlink_links_up;
+  const expected = limit("gpu_nvlink_links_expected", values, limits);
+  const narrow = lanes < lanesLimit;
+  return [
+    lanes === undefined
+      ? null
+      : h(
+          "span",
+          { class: narrow ? "link near" : "link" },
+          `PCIe ${generation ?? UNKNOWN}×${lanes}`,
+          narrow ? ` of ×${lanesLimit}` : "",
+        ),
+    up === undefined
+      ? null
+      : h("span", { class: up < expected ? "link near" : "link" }, `NVLink ${up}${expected ? `/${expected}` : ""}`),
+  ];
+}
+
+function xids(found) {
+  const codes = Object.entries(found ?? {});
+  if (!codes.length) return found ? "none" : UNKNOWN;
+  return codes.map(([code, count]) => h("span", { class: "tag warning" }, `${code}${count > 1 ? ` ×${count}` : ""}`));
+}
+
+/** Show the RDMA ports; `rates` has their bytes a second by entity, from the samples. */
+export function showPorts(status, rates, colour) {
+  const ports = status.ports ?? [];
+  byId("ports").hidden = !ports.length;
+  show(
+    byId("port-rows"),
+    ports.map(({ port, gpu, values }) => {
+      const entity = ["rdma_port", port];
+      const up = values.rdma_port_up;
+      const [kind, word] = up === 1 ? ["ok", "up"] : up === 0 ? ["critical", "down"] : ["unknown", "not known"];
+      const off = values.rdma_port_enabled === 0;
+      const [rate, expected] = [values.rdma_rate_bytes_per_second, values.rdma_expected_rate_bytes_per_second];
+      const cell = (title, ...content) => h("td", { "data-title": title }, content);
+      return h(
+        "tr",
+        {},
+        h(
+          "th",
+          { scope: "row", title: entityName(entity) },
+          h("i", { class: "swatch", style: { "background-color": colour(entity).color } }),
+          port,
+        ),
+        cell("State", h("span", { class: `state ${off ? "unknown" : kind}` }, off ? "switched off" : word)),
+        cell("Near", gpu ? `GPU ${gpu}` : UNKNOWN),
+        cell("Link", h("span", { class: rate < expected ? "near" : "" }, rate < expected ? ofLimit(rate, expected, "bytes_per_second") : quantity(rate, "bytes_per_second"))),
+        cell("Received", bar(rates.get(`${port} received`), rate, quantity(rates.get(`${port} received`), "bytes_per_second"))),
+        cell("Sent", bar(rates.get(`${port} transmitted`), rate, quantity(rates.get(`${port} transmitted`), "bytes_per_second"))),
+      );
+    }),
+  );
+}

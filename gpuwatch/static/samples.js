@@ -1,0 +1,129 @@
+// What charts show, on one grid of steps: asked for once, then only what is new of it.
+
+import { get } from "./api.js";
+import { columnParts } from "./format.js";
+
+const LATE_SECONDS = 2; // the newest steps are asked for again: some samples come late
+const STATISTICS = ["min", "mean", "max"];
+
+export class Samples {
+  constructor() {
+    this.blocks = new Map(); // by signal: the grid, how far it is filled, and the series
+    this.recording = null;
+    this.sources = new Set();
+    this.abort = null;
+  }
+
+  /** Forget everything: another recording, or other entities. */
+  clear() {
+    this.abort?.abort();
+    this.blocks.clear();
+  }
+
+  /**
+   * Fetch what is missing of `signals` on `grid`. `entities` are `kind/id`, null is all; `live`
+   * says that the end is still growing. Returns whether anything came.
+   */
+  async fetch(signals, entities, grid, live) {
+    const wanted = new Map(); // by first step: signals
+    for (const signal of signals) {
+      const from = this._missing(this.blocks.get(signal), grid, live);
+      if (from !== null) wanted.set(from, [...(wanted.get(from) ?? []), signal]);
+    }
+    if (!wanted.size) return false;
+    this.abort?.abort();
+    const abort = (this.abort = new AbortController());
+    const asked = [...wanted].map(([from, group]) => this._ask(group, entities, grid, from, abort));
+    await Promise.all(asked);
+    return true;
+  }
+
+  /** Return [{entity, name, min, mean, max}] of a signal on `grid`; nulls where nothing is known. */
+  series(signal, grid) {
+    const block = this.blocks.get(signal);
+    if (!block || block.step !== grid.step) return [];
+    const shift = grid.first - block.first;
+    return [...block.series.values()].map((one) => {
+      const moved = { entity: one.entity, name: one.name };
+      for (const key of STATISTICS) moved[key] = slide(one[key], shift, grid.count);
+      return moved;
+    });
+  }
+
+  _missing(block, grid, live) {
+    const end = grid.first + grid.count;
+    if (!block || block.step !== grid.step) return grid.first;
+    if (grid.first < block.first || grid.first >= block.filled) return grid.first;
+    if (!live && end <= block.filled) return null;
+    const late = Math.max(2, Math.ceil(LATE_SECONDS / grid.step));
+    return Math.max(grid.first, Math.min(block.filled, end) - late);
+  }
+
+  async _ask(signals, entities, grid, from, abort) {
+    const end = grid.first + grid.count;
+    const answer = await get(
+      "/api/v1/series",
+      [
+        ...signals.map((signal) => ["signal", signal]),
+        ...(entities ?? []).map((entity) => ["entity", entity]),
+        ["start", (from * grid.step).toFixed(3)],
+        ["end", (end * grid.step).toFixed(3)],
+        ["points", end - from],
+        ["recording", this.recording],
+      ],
+      abort.signal,
+    );
+    if (answer.source) this.sources = new Set(String(answer.source).split(/[ ,+]+/));
+    for (const signal of signals) {
+      const block = this._moved(signal, grid);
+      block.filled = end;
+      for (const one of answer.series) {
+        if (one.name === signal || columnParts(one.name).stem === signal) {
+          this._put(block, one, answer, from);
+        }
+      }
+    }
+  }
+
+  /** Return the signal's block on this grid, with what is known of it already. */
+  _moved(signal, grid) {
+    const before = this.blocks.get(signal);
+    const kept = before?.step === grid.step ? this.series(signal, grid) : [];
+    const block = { ...grid, filled: grid.first, series: new Map() };
+    for (const one of kept) block.series.set(key(one), one);
+    this.blocks.set(signal, block);
+    return block;
+  }
+
+  /** Write one answered series into a block; a coarser answer counts for each step it covers. */
+  _put(block, told, answer, from) {
+    const ratio = block.step / answer.step;
+    const offset = (from * block.step - answer.start) / answer.step;
+    let one = block.series.get(key(told));
+    if (!one) {
+      one = { entity: told.entity, name: told.name };
+      for (const statistic of STATISTICS) one[statistic] = new Array(block.count).fill(null);
+      block.series.set(key(told), one);
+    }
+    for (let step = from; step < block.first + block.count; step++) {
+      const place = Math.floor((step - from + 0.5) * ratio + offset);
+      for (const statistic of STATISTICS) {
+        one[statistic][step - block.first] = told[statistic]?.[place] ?? null;
+      }
+    }
+  }
+}
+
+function key(one) {
+  return `${one.entity.join("/")} ${one.name}`;
+}
+
+/** Return `count` values of which the first was at `shift`; null where there was none. */
+function slide(values, shift, count) {
+  if (shift === 0 && values.length === count) return values;
+  const moved = new Array(count).fill(null);
+  for (let place = Math.max(0, -shift); place < count && place + shift < values.length; place++) {
+    moved[place] = values[place + shift];
+  }
+  return moved;
+}
