@@ -17,6 +17,7 @@ from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
 from gpuwatch.errors import INTERNAL
+from gpuwatch.event_log import EventLog
 from gpuwatch.evidence import FlightRecorder
 from gpuwatch.exposition import Exposition
 from gpuwatch.facts import gather, seen_rates, seen_slots
@@ -44,7 +45,7 @@ from gpuwatch.window import Tick
 log = logging.getLogger("gpuwatch.daemon")
 
 LOOK_SECONDS = 0.125
-EVENTS_KEPT = 10_000
+EVENTS_KEPT, EVENTS_SHOWN = 10_000, 200
 UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
 WARNINGS = frozenset(
@@ -92,7 +93,7 @@ class Daemon:
         self.minute = Minute()
         self.presence = Presence()
         self._exposition = Exposition()
-        self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.events, self.events_shown = EventLog(EVENTS_KEPT), EventLog(EVENTS_SHOWN)
         self.ticks: tuple[Tick, ...] = ()
         self.ticks_closed = 0
         self._waiting: deque[Tick] = deque()
@@ -158,7 +159,7 @@ class Daemon:
         if repr(fault) != self._fault or now_ns - self._fault_told_ns > FAULT_QUIET_NS:
             self._fault, self._fault_told_ns = repr(fault), now_ns
             log.error("tick failed", exc_info=fault)
-            self.events.append(Event(now_ns, HOST, "tick_failed"))
+            self._keep(Event(now_ns, HOST, "tick_failed"))
 
     def on_tick(self, now_ns: int) -> None:
         """Take in what has come; close, judge and publish the ticks that are complete."""
@@ -206,7 +207,7 @@ class Daemon:
 
     def note(self, event: Event) -> None:
         """Keep an event and log it as it deserves, unless it is one of very many alike."""
-        self.events.append(event)
+        self._keep(event)
         self.archive.note(event)
         if event.time_ns < self.started_ns - SECOND_NS:
             return  # told again by a sampler, or read again from its rings: logged when it was new
@@ -222,6 +223,10 @@ class Daemon:
             event.entity,
             f": {event.detail}" if event.detail else "",
         )
+
+    def _keep(self, event: Event) -> None:
+        self.events.add(event)
+        self.events_shown.add(event)
 
     def _upkeep(self, now_ns: int) -> None:
         for line in self._repeats.left_out(now_ns):

@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch import __version__
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
     from gpuwatch.feed import Attached
 
-EVENTS_SHOWN = 200
 NVML = "nvml_state"
 
 
@@ -53,7 +51,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         recordings_skipped=daemon.recorder.skipped.copy(),
         history_rows=daemon.archive.rows,
         history_rows_lost=daemon.archive.rows_lost,
-        events=list(islice(reversed(daemon.events), EVENTS_SHOWN)),
+        events=list(reversed(daemon.events_shown)),
         about=_about(daemon),
     )
     return daemon.presence.complete(shown)
