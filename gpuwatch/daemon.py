@@ -13,6 +13,7 @@ from gpuwatch import logs
 from gpuwatch import pulse as page
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
+from gpuwatch.causes import Causes
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
@@ -91,6 +92,7 @@ class Daemon:
         self.started_ns = monotonic_ns()
         self.totals = Totals(self.started_ns)
         self.minute = Minute()
+        self.causes = Causes()
         self.presence = Presence()
         self._exposition = Exposition()
         self.events, self.events_shown = EventLog(EVENTS_KEPT), EventLog(EVENTS_SHOWN)
@@ -189,12 +191,14 @@ class Daemon:
             self._rings_seen = set(self.feed.rings)
             self.totals.attach(self.feed.columns)
             self.minute.attach(self.feed.columns)
+            self.causes.attach(self.feed.entities)
             self.archive.attach(self.feed.columns)
         self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:
             self.totals.add(tick)
         self.minute.add(tick)
+        self.causes.add(tick)
         self.archive.add(tick)
         events = self.engine.judge(tick)
         for event in events:

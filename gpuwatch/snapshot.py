@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch.alerts import Alert
+from gpuwatch.lost_time import Loss
 from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Totals
@@ -47,7 +48,7 @@ class Snapshot:
     state) and holds every pair from the start; `released` says of each thing that can be released
     whether it is. `events` are the newest ones, and `about` is what else the status page shows.
     `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
-    `recordings_skipped` counts by reason.
+    `losses` are what each GPU lost time to, and `recordings_skipped` counts by reason.
     `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
     """
 
@@ -58,6 +59,7 @@ class Snapshot:
     entities: Sequence[EntityInfo] = ()
     labels: Mapping[Entity, Mapping[str, str]] = field(default_factory=dict)
     gpus_up: Mapping[Entity, int | None] = field(default_factory=dict)
+    losses: Mapping[Entity, Loss] = field(default_factory=dict)
     alerts: Sequence[Alert] = ()
     transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     sources: Mapping[str, SourceState] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch import __version__
 from gpuwatch.alerts import Alert
+from gpuwatch.causes import ranked
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
 from gpuwatch.gpu_signals import NVLINKS_EXPECTED
 from gpuwatch.signals import HOST, Column, Entity
@@ -36,6 +37,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         columns=daemon.feed.columns,
         constants=[*daemon.feed.constants, *_expected_links(daemon)],
         entities=daemon.feed.entities,
+        losses=daemon.causes.lost_time.all(),
         alerts=alerts,
         transitions=daemon.engine.transitions.copy(),
         sources=_sources(daemon, rings),
@@ -152,6 +154,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
     about = shown.about
     offset_ns = about["realtime_ns"] - about["time_ns"]
     constants = _constants(shown)
+    causes = {gpu: [one.to_json() for one in ranked(loss)] for gpu, loss in shown.losses.items()}
     return {
         **about,
         "verdict": shown.verdict["verdict"] if shown.verdict else None,
@@ -160,6 +163,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
                 **alert_json(alert),
                 "since": wall_text(alert.since_ns + offset_ns),
                 "place": _place(shown, alert.entity),
+                "causes": causes.get(alert.entity, []),
             }
             for alert in shown.alerts
             if alert.state != "inactive"
@@ -169,6 +173,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
                 "gpu": info.entity.id,
                 **info.labels,
                 "up": shown.gpus_up.get(info.entity),
+                "causes": causes.get(info.entity, []),
                 "values": {**constants[info.entity], **_values(shown, info.entity)},
             }
             for info in shown.entities

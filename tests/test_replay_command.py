@@ -72,17 +72,18 @@ def test_a_quiet_recording_ends_with_0(recorded, capsys):
 
 
 def test_an_alert_tells_when_where_and_what_to_do(recorded, capsys):
-    """Offset, wall time, severity, rule, entity, value, limit and next step, in a line."""
+    """Offset, wall time, severity, rule, entity, value, limit and next step, and the top cause."""
     code, lines, _ = run(capsys, recorded(HW_THERMAL), "--rules")
 
     assert code == 2
-    assert len(lines) == 2
+    assert len(lines) == 3
     # 5 % of five minutes are fifteen seconds.
     assert lines[0].startswith(
         "+0:00:35 2023-11-14T22:13:55Z critical gpu_hw_thermal_slowdown on gpu 3:"
         " value 0.05, limit 0.05: Take the node out of the pool"
     )
-    assert lines[1].endswith("1 critical; detected: gpu_hw_thermal_slowdown 1")
+    assert lines[1].startswith("    heat: hw_thermal_slowdown held 43 % of the last 35 s")
+    assert lines[2].endswith("1 critical; detected: gpu_hw_thermal_slowdown 1")
 
 
 @pytest.mark.parametrize(

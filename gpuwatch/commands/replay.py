@@ -15,6 +15,7 @@ from gpuwatch.startup import validate
 
 if TYPE_CHECKING:
     from gpuwatch.alerts import Alert
+    from gpuwatch.causes import Cause
     from gpuwatch.codec import Head
 
 CODES = {"info": PASS, "warning": WARN, "critical": FAIL}
@@ -56,23 +57,28 @@ class Replay:
 
 def _judge(path: Path, overrides: dict[str, dict[str, object]], seconds: float | None) -> int:
     from gpuwatch.alerts import AlertEngine
+    from gpuwatch.causes import Causes
     from gpuwatch.recording import RecordingReader
     from gpuwatch.replay import ticks
     from gpuwatch.rules import RULES
 
     reader = RecordingReader(path)
     engine = AlertEngine(RULES, overrides, None, "")
+    causes = Causes(reader.head.entities)
     fired: Counter[str] = Counter()
     start_ns = end_ns = None
     for tick in ticks(reader, seconds):
         start_ns = tick.start_ns if start_ns is None else start_ns
         end_ns = tick.end_ns
         reached = {event.name for event in engine.judge(tick)}
+        causes.add(tick)
         for alert in engine.alerts() if reached else ():
             begins = alert.state == "firing" and alert.since_ns == end_ns
             if begins and f"{alert.rule}_firing" in reached:
                 fired[alert.severity] += 1
                 print(_line(alert, end_ns - start_ns, reader.head))
+                for cause in causes.of(alert.entity)[:1]:
+                    print(_cause_line(cause))
     reader.close()
     span = _clock(((end_ns or 0) - (start_ns or 0)) // SECOND_NS)
     lost = (reader.head.end_ns - reader.end_ns) / SECOND_NS
@@ -97,6 +103,12 @@ def _line(alert: "Alert", offset_ns: int, head: "Head") -> str:
         f"+{_clock(offset_ns // SECOND_NS)}{wall} {alert.severity:<8} {alert.rule}"
         f" on {alert.entity}:{value} {alert.next_step}"
     )
+
+
+def _cause_line(cause: "Cause") -> str:
+    """Return what the GPU lost most of the last minute to."""
+    share = "" if cause.share is None else f"{100 * cause.share:.0f} % lost: "
+    return f"    {share}{cause.text}"
 
 
 def _clock(seconds: int) -> str:
