@@ -98,7 +98,7 @@ class Screen:
         shown += [Text()] * (self._pages - len(shown))
         if self._beyond:
             last = min(len(body), self.offset + self._pages)
-            foot = foot.copy().append(f"  lines {self.offset + 1}-{last} of {len(body)}")
+            foot = Text(f"{self.offset + 1}-{last} of {len(body)}  ", style=foot.style).append(foot)
         foot.truncate(columns)
         drawn = [*head, *shown, foot][:lines]
         text = f"{REST_OF_LINE}\r\n".join(self._line(line, columns) for line in drawn)

@@ -5,40 +5,42 @@ Pure: the same status, minute, width and looks give the same lines. What is not 
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from gpuwatch import told
-from gpuwatch.view_gpus import SEVERITIES, SORTS, STYLES, Sort, gpus_of, ordered, table
+from gpuwatch.view_alerts import alerts
+from gpuwatch.view_gpus import SORTS, STYLES, Sort, gpus_of, ordered, table
 
 EVENTS_SHOWN = 10
 VERDICTS = {"ok": "bold green", "watch": "bold yellow"}  # the others ask for a person
-STATES = ("firing", "pending")
 HELP = """\
 Keys
-  q         leave
-  ↑ ↓       scroll by a line, PgUp PgDn by a page, Home End to the first and last line
-  p         hold the picture as it is, and go on
-  s         order of the GPUs: number, state, slowest clock, power, temperature, utilization
-  a         all alerts and causes, or only as many as leave room for the GPUs
-  ?         this page, and back
+  q          leave
+  ↑ ↓        scroll by a line; PgUp PgDn by a page; Home End
+  p          hold the picture as it is, and go on
+  s          order of the GPUs: number, state, slowest clock, power,
+             temperature, utilization
+  a          all alerts and causes, or as many as leave room for the GPUs
+  ?          this page, and back
 
-Columns
-  STATE     ok, warning or critical: the worst alert that fires; lost: it does not answer; hung: it
-            is left alone, for a call to it did not return; released: left to another tool
-  UTIL      share of time in which a kernel ran
-  SM MHz    SM clock / highest SM clock
-  THROTTLED share of the last 3 s in which the clock was held down, by the driver's reason
-  POWER W   board power / enforced limit
-  TEMP C    core / memory
-  MEM GiB   memory in use / size
-  DRAM      share of the memory's bandwidth in use; SM: of the SMs; TENSOR: of tensor cores' time
-  NVLINK    received ↓ and transmitted ↑, mean of the last 3 s; PCIE the same
-  CLOCK 60s the SM clock of the last minute, from 0 to its limit; POWER the same; blank: unknown
-
-What is not known is "-". Values are those of /api/v1/status. docs/operating.md says more.
+Columns; what is not known is "-", the rest is as in /api/v1/status
+  STATE      ok; critical, warning: the worst alert that fires; lost: does not
+             answer; hung: left alone, for a call to it did not return;
+             released: left to another tool
+  UTIL       share of time in which a kernel ran
+  SM MHz     SM clock / highest SM clock
+  THROTTLED  share of the last 3 s in which the driver held the clock down
+  POWER W    board power / enforced limit
+  TEMP C     core / memory
+  MEM GiB    memory in use / size
+  DRAM       share of memory bandwidth in use; SM: of the SMs; TENSOR: of time
+             in which tensor cores worked
+  NVLINK     received ↓ and transmitted ↑, mean of the last 3 s; PCIE too
+  CLOCK 60s  the last minute of the SM clock, from 0 to its limit; POWER 60s
+             of the power; blank where it is not known
 """
 
 
@@ -79,14 +81,6 @@ class Picture(NamedTuple):
     body: list[Text]
 
 
-@dataclass(slots=True)
-class _Block:
-    """Lines that belong together, and how bad it is what they say."""
-
-    severity: str
-    lines: list[Text] = field(default_factory=list)
-
-
 def picture(
     status: Mapping[str, Any],
     minute: Mapping[str, Any],
@@ -107,7 +101,7 @@ def picture(
     # Of a small terminal alerts take what the GPUs leave, but a few lines whatever they leave.
     left = min(height // 3, height - len(gpus) - 3)
     room = None if looks.all_alerts or not height else max(4, left)
-    body = _alerts(status, width, room)
+    body = alerts(status, width, room)
     if gpus:
         body += table(ordered(gpus, looks.order), width)
     else:
@@ -145,18 +139,18 @@ def _head(status: Mapping[str, Any], name: str, states: Sequence[str], looks: Lo
     models = {told.text(gpu.get("name")) for gpu in told.mappings(status.get("gpus"))}
     model = models.pop() if len(models) == 1 else ""
     line.append(f"  {count} {model or 'GPUs'}", style="not bold")
-    source = told.mapping(status.get("source"))
-    kind = told.text(source.get("kind")) or "nvml"
-    if kind != "nvml":
-        what = " ".join(filter(None, (kind, told.text(source.get("scenario")))))
-        line.append("  ")
-        line.append(f"not this node's data: {what}", style="reverse not bold")
     line.append(f"  {_clock(status.get('realtime_ns'))}", style="not bold")
     if looks.paused:
         line.append("  ")
         line.append("paused", style="reverse")
     if looks.order is not SORTS[0]:
-        line.append(f"  by {looks.order.name}", style="not bold dim")
+        line.append(f"  by {looks.order.name}", style="not bold")
+    source = told.mapping(status.get("source"))
+    kind = told.text(source.get("kind")) or "nvml"
+    if kind != "nvml":
+        what = " ".join(filter(None, (kind, told.text(source.get("scenario")))))
+        line.append("  ")
+        line.append(f"not this node's: {what}", style="reverse not bold")
     return line
 
 
@@ -165,97 +159,6 @@ def _clock(realtime_ns: Any) -> str:
     if nanoseconds is None or not 0 <= nanoseconds < 4e18:
         return "-"
     return time.strftime("%H:%M:%SZ", time.gmtime(nanoseconds / 1e9))
-
-
-def _alerts(status: Mapping[str, Any], width: int, room: int | None) -> list[Text]:
-    """Return the alerts, the worst first, in at most so many lines; and what slows GPUs."""
-    blocks = [
-        _alert(alert, width)
-        for state in STATES
-        for severity in SEVERITIES
-        for alert in told.mappings(status.get("alerts"))
-        if alert.get("state") == state and _severity(alert) == severity
-    ]
-    blocks += _slowed(status, width)
-    shown: list[Text] = []
-    left: list[_Block] = []
-    for block in blocks:
-        if left or (room is not None and shown and len(shown) + len(block.lines) > room):
-            left.append(block)
-        else:
-            shown += block.lines
-    if left:
-        counts = {block.severity: 0 for block in left}
-        for block in left:
-            counts[block.severity] += 1
-        more = ", ".join(f"{count} {severity}" for severity, count in counts.items())
-        shown.append(Text(f"and {more}: a shows all", style="dim"))
-    return shown
-
-
-def _severity(alert: Mapping[str, Any]) -> str:
-    severity = told.text(alert.get("severity"))
-    return severity if severity in SEVERITIES else SEVERITIES[-1]
-
-
-def _alert(alert: Mapping[str, Any], width: int) -> _Block:
-    severity, state = _severity(alert), told.text(alert.get("state"))
-    style = STYLES[severity] if state == "firing" else "dim"
-    entity = " ".join(filter(None, told.entity(alert.get("entity"))))
-    line = Text()
-    line.append(f"{severity:<8}" if state == "firing" else f"{state:<8}", style=style)
-    line.append(" ")
-    line.append(told.text(alert.get("rule")), style="bold")
-    line.append(" ".join(filter(None, (f" {entity}", told.text(alert.get("place"))))))
-    value, limit = told.number(alert.get("value")), told.number(alert.get("limit"))
-    if value is not None and limit is not None:
-        line.append(f"  {value:.4g}, limit {limit:.4g}", style="dim")
-    if since := told.text(alert.get("since")):
-        line.append(f"  since {since[11:19] or since}Z", style="dim")
-    lines = [line]
-    for cause in told.mappings(alert.get("causes")):
-        lines += _wrapped(f"because {_cause(cause)}", width)
-    if state == "firing" and (step := told.text(alert.get("next_step"))):
-        lines += _wrapped(step, width)
-    return _Block(severity if state == "firing" else "pending", lines)
-
-
-def _cause(cause: Mapping[str, Any]) -> str:
-    share = told.number(cause.get("share"))
-    name = told.text(cause.get("cause")).replace("_", " ")
-    text = told.text(cause.get("text"))
-    return f"{name} {'' if share is None else told.share(share)}".rstrip() + (
-        f": {text}" if text else ""
-    )
-
-
-def _slowed(status: Mapping[str, Any], width: int) -> list[_Block]:
-    """Return what slows GPUs most; GPUs with the same cause together."""
-    together: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for gpu in told.mappings(status.get("gpus")):
-        for cause in told.mappings(gpu.get("causes"))[:1]:
-            name = told.text(cause.get("cause"))
-            together.setdefault(name, []).append((told.text(gpu.get("gpu")), cause))
-    blocks = []
-    for gpus in together.values():
-        worst, cause = max(gpus, key=lambda one: told.number(one[1].get("share")) or 0.0)
-        several = f" (GPU {worst})" if len(gpus) > 1 else ""
-        line = Text("slowed   ", style="cyan")
-        line.append(f"GPU {' '.join(number for number, _ in gpus)}", style="not bold default")
-        line.append(f"  {_cause(cause)}{several}", style="default")
-        blocks.append(_Block("slowed", [line]))
-    return blocks
-
-
-def _wrapped(text: str, width: int) -> list[Text]:
-    """Return a text below an alert, in two lines at most."""
-    room = max(10, width - 9)
-    first, _, rest = text, "", ""
-    if len(text) > room:
-        at = text.rfind(" ", 0, room + 1)
-        at = at if at > 0 else room
-        first, rest = text[:at], text[at:].lstrip()
-    return [Text(f"{'':9}{part}") for part in (first, rest) if part]
 
 
 def _ports(status: Mapping[str, Any], minute: told.Minute, width: int) -> list[Text]:

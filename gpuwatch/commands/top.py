@@ -72,6 +72,8 @@ class Daemon:
     `fault` is why there is no answer now, "" while there is one.
     """
 
+    since = 0.0  # the wall time of the fault
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fault = ""
@@ -97,7 +99,7 @@ class Daemon:
         elif self._connection.send(ASK):
             self._asked, self._parts = time.monotonic(), []
         else:
-            self._lose("the daemon ended: waiting for it to come back")
+            self._lose("the daemon has ended: see its log")
 
     def take(self) -> Answer | None:
         """Return the answer if all of it has come; raises ControlError if it is none."""
@@ -112,7 +114,7 @@ class Daemon:
                     self._asked, self._parts, self.fault = 0.0, [], ""
                     return answer
         except EOFError:
-            self._lose("the daemon ended: waiting for it to come back")
+            self._lose("the daemon has ended: see its log")
         except ValueError as error:
             raise ControlError(f"{self.path}: the answer is no JSON: {error}") from error
         return None
@@ -127,7 +129,17 @@ class Daemon:
                 return answer
         raise ControlError(f"{self.path}: {self.fault or 'no answer: see the log of the daemon'}")
 
+    @property
+    def told(self) -> str:
+        """The fault as the view tells it; it goes on when a daemon is there again."""
+        if not self.fault:
+            return ""
+        since = time.strftime("%H:%M:%SZ", time.gmtime(self.since))
+        return f"no answer since {since}, waiting: {self.fault}"
+
     def _lose(self, fault: str) -> None:
+        if not self.fault:
+            self.since = time.time()
         self.fault = fault
         self._asked, self._parts = 0.0, []
         if self._connection is not None:
@@ -175,17 +187,20 @@ def _watch(daemon: Daemon, interval: float) -> int:
     with Screen() as screen:
         while not screen.ended:
             shown = picture(answer["status"], answer["minute"], name, screen.size, looks)
-            screen.show(shown.head, shown.body, foot(daemon.fault, keys_line))
+            screen.show(shown.head, shown.body, foot(daemon.told, keys_line))
             keys, _ = screen.wait(daemon.descriptors, due)
             for key in keys:
                 if key == "q":
                     return PASS
-                if not screen.scroll(key):
-                    looks.press(key)
+                if looks.press(key):
+                    screen.offset = 0
+                else:
+                    screen.scroll(key)
             came = daemon.take()
             if came is not None and not looks.paused:
                 answer = came
             if time.monotonic() >= due:
                 due = time.monotonic() + interval
-                daemon.ask()
+                if not looks.paused:
+                    daemon.ask()
     return PASS
