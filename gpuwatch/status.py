@@ -1,6 +1,7 @@
 """What the daemon shows: the snapshot that pages are made of, and the status page's JSON."""
 
 import math
+import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.feed import Attached
 
 NVML = "nvml_state"
+KMSG = Entity("source", "kmsg")
 
 
 def snapshot(daemon: "Daemon") -> Snapshot:
@@ -130,6 +132,7 @@ def _about(daemon: "Daemon") -> dict[str, Any]:
     clocks = read_clocks()
     return {
         "version": __version__,
+        "hostname": socket.gethostname(),
         "source": daemon.config["source"],
         "ready": bool(daemon.ticks),
         "ticks_closed": daemon.ticks_closed,
@@ -174,6 +177,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
                 **info.labels,
                 "up": shown.gpus_up.get(info.entity),
                 "causes": causes.get(info.entity, []),
+                "xids": _xids(shown, info.entity),
                 "values": {**constants[info.entity], **_values(shown, info.entity)},
             }
             for info in shown.entities
@@ -185,6 +189,11 @@ def describe(shown: Snapshot) -> dict[str, Any]:
             if info.entity.kind == "rdma_port"
         ],
         "host": {"values": _values(shown, HOST)},
+        "children": [
+            {**report, "cpu_seconds": told.cpu_seconds if told else None}
+            for report in about.get("children", ())
+            for told in [shown.children.get(report["duty"])]
+        ],
         "sources": {
             name: {
                 **told,
@@ -220,6 +229,17 @@ def _values(shown: Snapshot, entity: Entity) -> dict[str, float]:
     tick = shown.ticks[0] if shown.ticks else None
     windows = tick.windows.get(entity, {}) if tick else {}
     return {name: window.last for name, window in windows.items() if window.covered_ns}
+
+
+def _xids(shown: Snapshot, gpu: Entity) -> list[dict[str, Any]] | None:
+    """Return the Xid errors of a GPU, None if there are none and nobody listens to them."""
+    found = [
+        {"xid": code, "count": total.count, "last": total.last_seconds or None}
+        for (entity, code), total in shown.totals.xids.items()
+        if entity == gpu
+    ]
+    ears = (shown.live(KMSG, "source_up"), shown.live(gpu, "gpu_xid_events_heard"))
+    return found if found or any(ear is not None and ear.last for ear in ears) else None
 
 
 def _constants(shown: Snapshot) -> Mapping[Entity, dict[str, float]]:
