@@ -27,7 +27,8 @@ from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.minute import Minute
-from gpuwatch.pages import Pages
+from gpuwatch.pages import Pages, Shelf
+from gpuwatch.place import Place, names_of
 from gpuwatch.presence import Presence
 from gpuwatch.repeats import Repeats
 from gpuwatch.requests import answer
@@ -54,6 +55,7 @@ WARNINGS = frozenset(
     | {
         OWN_OOM_KILL,
         OVERRUN,
+        "page_failed",
         "recording_failed",
         "rdma_device_lost",
         "rdma_quarantined",
@@ -117,7 +119,8 @@ class Daemon:
         self.nvml_up: bool | None = None
         self._verdict = VerdictFile(self.runtime)
         self._verdict_fault = ""
-        self._pages: Pages
+        self._shelf = Shelf()
+        self._place = Place()
         self._status: dict[str, Any] = {}
         self._store_fault = ""
         self._fault = ""
@@ -196,7 +199,8 @@ class Daemon:
         self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:
-            self.totals.add(tick)
+            for event in self.totals.add(tick):
+                self.note(event)
         self.minute.add(tick)
         self.causes.add(tick)
         self.archive.add(tick)
@@ -289,35 +293,44 @@ class Daemon:
 
     def whole_status(self) -> Sequence[Message]:
         """Return the newest status with the minute before it, as packets."""
-        return self._pages.whole(self.minute)
+        return self._shelf.newest.whole(self.minute)
 
     # What the web server shows; called from its thread.
 
     def metrics(self) -> bytes:
         """Return the newest page of metrics."""
-        return self._pages.metrics.plain
+        return self._shelf.metrics().plain
 
     def metrics_gzip(self) -> bytes:
         """Return the newest page of metrics, compressed."""
-        return self._pages.metrics.compressed
+        return self._shelf.metrics().compressed
 
     def status(self) -> dict[str, Any]:
         """Return the newest status."""
-        return self._pages.status
+        return self._shelf.status()
 
-    def firing(self) -> list[str]:
-        """Return a line for each firing alert."""
-        return self._pages.firing()
+    def place(self) -> Place:
+        """Return where samples and recordings lie."""
+        return self._place
 
     def ready(self) -> bool:
         """Return whether a closed window is shown yet."""
-        return bool(self._pages.shown.ticks)
+        return bool(self._shelf.newest.shown.ticks)
 
     def _publish(self) -> None:
         shown = snapshot(self)
         if shown.verdict is not None:
             self._keep_verdict(shown.verdict)
-        self._pages = Pages(shown, self._exposition)
+        self._shelf.newest = Pages(shown, self._exposition)
+        self._place = Place(
+            rings=self.feed.ring_paths(),
+            names=names_of(self.feed),
+            history=str(self.state / "history"),
+            recordings=str(self.state / "recordings"),
+            rules=self.config["rules"],
+        )
+        while self._shelf.faults:
+            self.note(Event(monotonic_ns(), HOST, "page_failed", self._shelf.faults.popleft()))
 
     def _keep_verdict(self, verdict: Mapping[str, Any]) -> None:
         fault = self._verdict.publish(verdict)

@@ -36,6 +36,7 @@ IO_WAIT = Signal(
     Kind.COUNTER,
     "seconds",
     scale=0.01,  # the kernel's USER_HZ is 100 wherever GPUs are
+    total=Total.CARRIED,
 )
 NUMA = Signal(
     "host_numa_events_total",

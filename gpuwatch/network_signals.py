@@ -41,7 +41,7 @@ def _port_counters() -> tuple[PortCounter, ...]:
                 Kind.COUNTER,
                 "bytes" if row["class"] == "bytes" else "",
                 # Of the narrow counters these alone come round in days rather than centuries.
-                total=Total.INCREASE if row["class"] == "requests" else Total.HARDWARE,
+                total=Total.INCREASE if row["class"] == "requests" else Total.CARRIED,
             ),
             row["class"],
             row.get("pma", ""),
@@ -121,12 +121,14 @@ CARRIER_CHANGES = Signal(
     "Times the interface's carrier came or went, since its driver was loaded.",
     Kind.COUNTER,
     "",
+    total=Total.CARRIED,
 )
 CARRIER_DOWNS = Signal(
     "nic_carrier_downs_total",
     "Times the interface's carrier went, since its driver was loaded.",
     Kind.COUNTER,
     "",
+    total=Total.CARRIED,
 )
 
 

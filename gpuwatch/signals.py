@@ -40,6 +40,14 @@ def checked_name(text: str) -> str:
     return text
 
 
+def valid(text: object) -> str:
+    """Return text from a file or a child as valid Unicode: users and devices choose any bytes.
+
+    What the system gave as no UTF-8 is shown as a backslash and a number, and stays distinct.
+    """
+    return str(text).encode(errors="backslashreplace").decode()
+
+
 class Kind(StrEnum):
     """How a cell is stored and summed up."""
 
@@ -52,6 +60,7 @@ class Total(StrEnum):
     """What is published of a counter."""
 
     HARDWARE = "hardware"  # the hardware's own count, passed through
+    CARRIED = "carried"  # its sampler's count, which a new sampler may begin lower: never falls
     INCREASE = "increase"  # its increase since the daemon's start
     COVERED = "covered"  # the same; what happened while it was not read is lost, and told
 
@@ -127,7 +136,7 @@ class Entity(NamedTuple):
     def from_json(cls, data: Sequence[Any]) -> "Entity":
         """Rebuild an entity; TypeError or ValueError if `data` is not one."""
         kind, identifier = data
-        return cls(checked_name(kind), str(identifier))
+        return cls(checked_name(kind), valid(identifier))
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id}" if self.id else self.kind
@@ -189,6 +198,6 @@ class Event:
         return cls(
             int(data["time_ns"]),
             Entity.from_json(data["entity"]),
-            str(data["name"]),
-            str(data["detail"]),
+            valid(data["name"]),
+            valid(data["detail"]),
         )

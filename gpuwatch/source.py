@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuwatch.pulse import Pulse
-from gpuwatch.signals import Column, Entity, Event, Signal, checked_name
+from gpuwatch.signals import Column, Entity, Event, Signal, checked_name, valid
 
 # States in which nobody means to read a source.
 NOT_PLANNED = ("off", "released", "unsupported")
@@ -61,7 +61,7 @@ class EntityInfo:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "EntityInfo":
         """Rebuild it; KeyError, TypeError or ValueError if `data` is not one."""
-        labels = {checked_name(key): str(value) for key, value in data["labels"].items()}
+        labels = {checked_name(key): valid(value) for key, value in data["labels"].items()}
         return cls(Entity.from_json(data["entity"]), labels)
 
 

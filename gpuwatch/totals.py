@@ -2,7 +2,7 @@
 
 Fed with every closed tick, in order of time. Time is kept as integer nanoseconds and divided when
 it is shown, so nothing is lost to rounding and no total falls; the one exception is a hardware
-counter, which is passed through and falls when the hardware resets it.
+counter, which is passed through and falls when the hardware resets it: that is an event.
 """
 
 import copy
@@ -26,6 +26,7 @@ SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
 SM_CLOCK_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}'
 
 DURATION_BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0)
+COUNTERS_RESET = "counters_reset"
 NOTHING = (math.nan, math.nan, 0.0, 0.0)  # minimum, maximum, integral, covered nanoseconds
 
 Key = tuple[Entity, str]
@@ -192,6 +193,7 @@ class Totals:
         self.counters: dict[Key, float] = {}
         self.uncovered_ns: dict[Entity, int] = {}
         self._totals: defaultdict[Entity, dict[str, Total]] = defaultdict(dict)
+        self._carried: dict[Key, float] = {}  # what is added to what a later sampler counts
         self.shares: dict[Key, TimeShares] = {}
         self.late: dict[str, Durations] = {}
         self.read: dict[str, Durations] = {}
@@ -247,9 +249,9 @@ class Totals:
         found.trailing = copy.copy(self.trailing)
         return found
 
-    def add(self, tick: Tick) -> None:
-        """Take in a closed tick."""
-        self._add_counters(tick)
+    def add(self, tick: Tick) -> list[Event]:
+        """Take in a closed tick; return an event for each entity whose totals had to fall."""
+        fell = self._add_counters(tick)
         self._add_bits(tick)
         for entity, windows in tick.windows.items():
             self._add_lost_clock(tick, entity, windows.get(SM_CLOCK))
@@ -260,6 +262,10 @@ class Totals:
         self._add_rows(tick.rows)
         self.events.update(event.name for event in tick.events)
         self.trailing.add(tick)
+        return [
+            Event(tick.end_ns, entity, COUNTERS_RESET, ", ".join(names))
+            for entity, names in fell.items()
+        ]
 
     def _add_rows(self, rows: Iterable[Rows]) -> None:
         late: defaultdict[str, list[Floats]] = defaultdict(list)
@@ -272,7 +278,9 @@ class Totals:
             for name, seconds in added.items():
                 durations.setdefault(name, Durations()).add(np.concatenate(seconds))
 
-    def _add_counters(self, tick: Tick) -> None:
+    def _add_counters(self, tick: Tick) -> dict[Entity, list[str]]:
+        """Take in counters; return the names of those that the hardware has reset."""
+        fell: defaultdict[Entity, list[str]] = defaultdict(list)
         tick_ns = tick.end_ns - tick.start_ns
         for entity, totals in self._totals.items():
             windows = tick.windows.get(entity, {})
@@ -284,14 +292,28 @@ class Totals:
                 key = entity, name
                 if not math.isnan(window.last):
                     before = self.counters[key]
-                    since = 0.0 if math.isnan(before) else before
-                    hardware = kind is Total.HARDWARE
-                    self.counters[key] = window.last if hardware else since + window.increase
+                    self.counters[key] = total = self._total(key, kind, before, window)
+                    if total < before and key not in self.bit_seconds:
+                        fell[entity].append(name)
                 if kind is Total.COVERED and not math.isnan(self.counters[key]):
                     self.uncovered_ns.setdefault(entity, 0)
                     uncovered_ns = max(uncovered_ns, tick_ns - window.covered_ns)
             if uncovered_ns:
                 self.uncovered_ns[entity] += uncovered_ns
+        return fell
+
+    def _total(self, key: Key, kind: Total, before: float, window: Window) -> float:
+        """Return what a counter is now that its window has a value."""
+        if kind is Total.HARDWARE:
+            return window.last
+        since = 0.0 if math.isnan(before) else before
+        if kind is not Total.CARRIED:
+            return since + window.increase
+        total = window.last + self._carried.get(key, 0.0)
+        if total < since:  # a new sampler has begun with the hardware's number
+            total = since + window.increase
+            self._carried[key] = total - window.last
+        return total
 
     def _add_bits(self, tick: Tick) -> None:
         for entity, prefixes in self._bit_prefixes.items():

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rdma_tree import MLX5_HW, MLX5_PMA, Tree
 from running import Running, descendants, wait_for
+from uninterrupted import Watch
 
 from gpuwatch.sources import SOURCES
 
@@ -94,6 +95,33 @@ def test_a_port_from_the_driver_to_the_page(tree, tmp_path):
         assert restarts(daemon) == 0
 
 
+def test_no_total_falls_when_the_sampler_is_started_anew(tree, tmp_path):
+    """A counter that was reset begins anew in the hardware, and so in a new sampler: not here."""
+    tree.mlx5(0)
+    tree.interface("ib0", "mlx5_0")
+    names = (
+        "rdma_port_data_received_bytes",
+        "rdma_out_of_sequence_packets_received",
+        "nic_carrier_changes",
+    )
+    with running(tmp_path, tree) as daemon, Watch(daemon) as watch:
+
+        def totals():
+            return [daemon.value(f"gpuwatch_{name}_total") for name in names]
+
+        wait_for(lambda: totals() == [4 * 51_282_193, 4, 2])
+        tree.show("mlx5_0", port_rcv_data=100, out_of_sequence=1)
+        (tree.root / "class/net/ib0/carrier_changes").write_text("1\n")
+        before = [4 * (51_282_193 + 100), 5, 3]
+        wait_for(lambda: totals() == before)
+        os.kill(daemon.child("network"), signal.SIGKILL)
+        wait_for(lambda: restarts(daemon) == 1)
+        wait_for(lambda: daemon.value("gpuwatch_source_up", 'source="rdma"') == 1)
+        tree.show("mlx5_0", port_rcv_data=150, out_of_sequence=3)
+        wait_for(lambda: totals() == [before[0] + 200, before[1] + 2, before[2]])
+    assert watch.fell == []
+
+
 def test_a_host_without_rdma_is_no_fault_and_takes_up_a_device_that_comes(tree, tmp_path):
     """Said once, in a line; no series of a failing source; a device plugged in later is read."""
     with running(tmp_path, tree) as daemon:
@@ -170,7 +198,7 @@ def test_firmware_that_does_not_say_a_rate_holds_up_its_own_port_alone(tree, tmp
 
 @pytest.mark.parametrize("name", ["line\nbreak", 'a "quote" \\', "not UTF-8: \udcff"])
 def test_a_device_may_have_any_name(tree, tmp_path, name):
-    """Users choose names: nobody else is held up by a strange one, nor the page spoilt."""
+    """Users choose names: nobody else is held up by a strange one, nor page and state spoilt."""
     tree.device(name, MLX5_PMA, MLX5_HW)
     tree.mlx5(0)
     with running(tmp_path, tree) as daemon:
@@ -180,7 +208,10 @@ def test_a_device_may_have_any_name(tree, tmp_path, name):
             ports = [one for one in page if one.name == "gpuwatch_rdma_port_up"]
             return {sample.labels["device"] for family in ports for sample in family.samples}
 
-        wait_for(lambda: shown() == {"mlx5_0", name.replace("\udcff", "?")})
+        valid = name.replace("\udcff", r"\udcff")
+        wait_for(lambda: shown() == {"mlx5_0", valid})
+        wait_for(lambda: {port for port, _ in stored(daemon)} == {"mlx5_0/1", f"{valid}/1"})
+        assert daemon.status()["state"]["fault"] == ""
         assert restarts(daemon) == 0
 
 

@@ -10,7 +10,7 @@ from populated import FIRST_TICK, window
 
 from gpuwatch import gpu_signals as signals
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.signals import HOST, Column, Entity, Event, Kind, Signal, column_name
+from gpuwatch.signals import HOST, Column, Entity, Event, Kind, Signal, Total, column_name
 from gpuwatch.totals import (
     DURATION_BOUNDS,
     SM_CLOCK,
@@ -282,6 +282,41 @@ def test_a_hardware_counter_passes_through_and_stays_while_unknown():
     totals.add(one_tick(FIRST_TICK, {ENERGY.name: window(FIRST_TICK, 12.5)}))
     totals.add(one_tick(FIRST_TICK + 1, {ENERGY.name: window(FIRST_TICK + 1, 0.0, 0)}))
     assert totals.counters[GPU, ENERGY.name] == 12.5
+
+
+def test_a_reset_of_the_hardware_is_told():
+    """The one way for a total to fall is an event, which names the counters."""
+    totals = attached()
+    told = []
+    for number, joules in enumerate((12.5, 13.5, 0.5, 0.75)):
+        tick = one_tick(FIRST_TICK + number, {ENERGY.name: window(FIRST_TICK + number, joules)})
+        told += totals.add(tick)
+    assert told == [Event((FIRST_TICK + 2) * TICK_NS, GPU, "counters_reset", ENERGY.name)]
+    assert totals.counters[GPU, ENERGY.name] == 0.75
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30
+    )
+)
+def test_what_a_sampler_counts_is_carried_over_to_the_next(steps):
+    """However often a sampler begins anew, and however low: no total falls, no rise is invented."""
+    sent = Signal("sent_total", "Sent.", Kind.COUNTER, "", total=Total.CARRIED)
+    totals = Totals()
+    totals.attach([Column(GPU, sent)])
+    count, shown, rises = 1000, 0.0, 0
+    for number, (anew, at, rise) in enumerate(steps, FIRST_TICK):
+        count = at if anew else count + rise
+        rises += rise
+        one = window(number, float(count))
+        one.increase = 0.0 if anew else float(rise)
+        assert totals.add(one_tick(number, {sent.name: one})) == []
+        before, shown = shown, totals.counters[GPU, sent.name]
+        assert shown >= before
+        if not anew and before:
+            assert shown == before + rise
+    assert shown <= 1000 + rises + 50
 
 
 @given(moments)
