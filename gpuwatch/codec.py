@@ -42,7 +42,8 @@ LEVEL = 3
 MAX_LATE_SECONDS = 1e6
 
 _HEADER = struct.Struct("<4sIII")
-_ROWS = struct.Struct("<IIqqq")  # ring, count, first row's number, period_ns, floor_ns
+_ROWS = struct.Struct("<IIqqq")  # as RowsHead has them
+ROWS_HEAD_BYTES = _ROWS.size
 
 RowArray = npt.NDArray[Any]
 
@@ -110,11 +111,22 @@ class Head:
 
 
 class Block(NamedTuple):
-    """One whole block and the offset of the byte after it."""
+    """One whole block, and the offsets of its first byte and of the byte after it."""
 
     kind: bytes
     raw: bytes
+    start: int
     end: int
+
+
+class RowsHead(NamedTuple):
+    """How a rows block begins: as RowsBlock, with the number of rows and that of the first."""
+
+    ring: int
+    rows: int
+    first: int
+    period_ns: int
+    floor_ns: int
 
 
 class RowsBlock(NamedTuple):
@@ -185,15 +197,17 @@ class BlockReader:
                 )
             raise RecordingError(f"{path}: not a gpuwatch {what}: give the path of one")
 
-    def blocks(self, offset: int, kinds: Collection[bytes] = ()) -> Iterator[Block]:
+    def blocks(
+        self, offset: int, kinds: Collection[bytes] = (), most: int = MAX_RAW_BYTES
+    ) -> Iterator[Block]:
         """Yield whole blocks from `offset` (`start`, or a block's `end`) to the first damage.
 
-        With `kinds` all others are passed over unread. Raises RecordingError when the file system
-        fails.
+        With `kinds` all others are passed over unread. Of each block at most the first `most` bytes
+        are given. Raises RecordingError when the file system fails.
         """
         try:
             size = os.fstat(self._file.fileno()).st_size
-            while block := self._read(offset, size, kinds):
+            while block := self._read(offset, size, kinds, most):
                 if not kinds or block.kind in kinds:
                     yield block
                 offset = block.end
@@ -202,7 +216,7 @@ class BlockReader:
                 f"{self.path}: {error.strerror}: copy the file and retry"
             ) from error
 
-    def _read(self, offset: int, size: int, kinds: Collection[bytes]) -> Block | None:
+    def _read(self, offset: int, size: int, kinds: Collection[bytes], most: int) -> Block | None:
         self._file.seek(offset)
         header = self._file.read(_HEADER.size)
         if len(header) < _HEADER.size:
@@ -213,17 +227,17 @@ class BlockReader:
         if end > size or raw_length > MAX_RAW_BYTES or length > 2 * MAX_RAW_BYTES:
             return None
         if kinds and kind not in kinds:
-            return Block(kind, b"", end)
+            return Block(kind, b"", offset, end)
         payload = self._file.read(length)
         if zlib.crc32(payload, zlib.crc32(header[:-4])) != crc:
             return None
         try:
             if zstd.get_frame_info(payload).decompressed_size != raw_length:
                 return None
-            raw = zstd.ZstdDecompressor().decompress(payload, raw_length)
+            raw = zstd.ZstdDecompressor().decompress(payload, min(raw_length, most))
         except zstd.ZstdError:
             return None
-        return Block(kind, raw, end)
+        return Block(kind, raw, offset, end)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -289,6 +303,14 @@ def encode_rows(block: RowsBlock) -> bytes:
     return head + _shuffle(whole) + _shuffle(small)
 
 
+def decode_rows_head(raw: bytes, path: Path) -> RowsHead:
+    """Return how a rows block begins, of its first ROWS_HEAD_BYTES. Raises RecordingError."""
+    try:
+        return RowsHead(*_ROWS.unpack_from(raw))
+    except struct.error as error:
+        raise damaged(path, "rows fit no ring") from error
+
+
 def decode_rows(raw: bytes, schemas: tuple[RingSchema, ...], path: Path) -> RowsBlock:
     """Return the rows as they were. Raises RecordingError if they fit no ring."""
     head, schema, whole_raw, small_raw = _split(raw, schemas, path)
@@ -307,10 +329,10 @@ def decode_rows(raw: bytes, schemas: tuple[RingSchema, ...], path: Path) -> Rows
 def decode_columns(
     raw: bytes, schemas: tuple[RingSchema, ...], wanted: Sequence[int], path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return when rows were due, and of the wanted columns alone the cells in their unit.
+    """Return the times of rows, and of the wanted columns alone the cells in their unit.
 
     `wanted` are numbers of columns, rising. The cells have a line for each row; unknown ones are
-    NaN. Raises RecordingError.
+    NaN, bits are as they were counted. Raises RecordingError.
     """
     _, schema, whole_raw, small_raw = _split(raw, schemas, path)
     integers = schema.integers
@@ -318,19 +340,20 @@ def decode_columns(
     gauges = [index for index in wanted if index >= integers]
     lines = [0, *(1 + index for index in counters)]
     whole = _restore(whole_raw[lines], np.dtype(np.int64)).cumsum(axis=1)
-    lines = [2 + index - integers for index in gauges]
+    lines = [0, *(2 + index - integers for index in gauges)]
     small = np.bitwise_xor.accumulate(_restore(small_raw[lines], np.dtype(np.uint32)), axis=1)
+    late, *_ = floats = small.view(np.float32)
     scales = np.array([[schema.columns[index].signal.scale] for index in counters])
     counts = np.where(whole[1:] == UNKNOWN_INTEGER, np.nan, whole[1:] * scales.reshape(-1, 1))
-    return whole[0], np.concatenate([counts, small.view(np.float32)]).T
+    return whole[0] + _late_ns(late), np.concatenate([counts, floats[1:]]).T
 
 
 def _split(
     raw: bytes, schemas: tuple[RingSchema, ...], path: Path
-) -> tuple[tuple[int, ...], RingSchema, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+) -> tuple[RowsHead, RingSchema, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Return a rows block's numbers, its ring, and its shuffled lines of 8 and of 4 bytes."""
     try:
-        head = _ROWS.unpack_from(raw)
+        head = RowsHead(*_ROWS.unpack_from(raw))
         ring, count, _, period_ns, _ = head
         schema = schemas[ring]
         whole_lines, small_lines = 1 + schema.integers, 2 + schema.gauges

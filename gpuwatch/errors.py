@@ -26,6 +26,16 @@ class RecordingError(GpuwatchError):
     exit_code = USAGE
 
 
+class RequestError(GpuwatchError):
+    """What was asked for cannot be answered; `status` is that of HTTP."""
+
+    exit_code = USAGE
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ControlError(GpuwatchError):
     """The running daemon refused a request or cannot be reached."""
 

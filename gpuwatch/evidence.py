@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks
 from gpuwatch.control import Message
 from gpuwatch.feed import Feed, entities_of
+from gpuwatch.place import names_of
 from gpuwatch.siblings import Done
 from gpuwatch.signals import HOST, Entity, Event
 from gpuwatch.source import constant_to_json
@@ -158,8 +159,6 @@ class FlightRecorder:
     def _settings(self, feed: Feed, take: Take) -> dict[str, Any]:
         daemon = self._daemon
         manifests = feed.manifests.values()
-        names = {old: info.entity for old, info in feed.ended.items()}
-        names |= {old: new for m in manifests for old, new in m.names.items()}
         known = entities_of(manifests)
         here = {info.entity for info in known}
         ended = [info for info in feed.ended.values() if info.entity not in here]
@@ -174,7 +173,7 @@ class FlightRecorder:
             "rings": feed.ring_paths(),
             "since_ns": take.since_ns,
             "until_ns": take.until_ns,
-            "names": [[old, new] for old, new in names.items()],
+            "names": [[old, new] for old, new in names_of(feed).items()],
             "entities": [info.to_json() for info in [*known, *ended]],
             "constants": {
                 m.duty: [constant_to_json(column, value) for column, value in m.constants]

@@ -23,7 +23,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.codec import BlockReader, Head, damaged, decode_columns, decode_events, decode_head
+from gpuwatch.codec import (
+    ROWS_HEAD_BYTES,
+    BlockReader,
+    Head,
+    damaged,
+    decode_columns,
+    decode_events,
+    decode_head,
+    decode_rows_head,
+)
 from gpuwatch.errors import RecordingError
 from gpuwatch.quota import stamped_ns
 from gpuwatch.signals import Column, Entity, Event
@@ -85,7 +94,7 @@ class History:
             )
 
         for path in self._files(from_ns, to_ns):
-            for piece in self._pieces(path, chosen):
+            for piece in self._pieces(path, chosen, (from_ns, to_ns)):
                 inside = (piece.time_ns >= from_ns) & (piece.time_ns < to_ns)
                 if inside.any():
                     times, values = piece.time_ns[inside], piece.values[inside]
@@ -129,7 +138,7 @@ class History:
     def newest(self) -> Piece | None:
         """Return the newest rows, without columns, None if there are none."""
         for path in reversed(self._files(0, FOREVER_NS)):
-            *_, last = None, *self._pieces(path, lambda _: False)
+            *_, last = None, *self._pieces(path, lambda _: False, (0, FOREVER_NS))
             if last is not None:
                 return last
         return None
@@ -153,8 +162,10 @@ class History:
                 found.append((start_ns, len(path.name), path))
         return [path for *_, path in sorted(found)]  # of one second: Z, Z-1, ..., Z-10
 
-    def _pieces(self, path: Path, chosen: Callable[[Column], bool]) -> Iterator[Piece]:
-        """Yield a file's rows."""
+    def _pieces(
+        self, path: Path, chosen: Callable[[Column], bool], within: tuple[int, int]
+    ) -> Iterator[Piece]:
+        """Yield a file's rows, without most of those that are not `within` a stretch of time."""
 
         def decode(head: Head, raw: bytes, path: Path) -> Piece:
             columns = head.rings[0].columns
@@ -162,26 +173,54 @@ class History:
             due, values = decode_columns(raw, head.rings, wanted, path)
             return Piece(head, tuple(columns[i] for i in wanted), due + offset_ns(head), values)
 
-        return (piece for piece in self._blocks(path, ROWS, decode) if len(piece.time_ns))
+        pieces = self._blocks(path, ROWS, decode, within)
+        return (piece for piece in pieces if len(piece.time_ns))
 
     def _blocks(
-        self, path: Path, kind: bytes, decode: Callable[[Head, bytes, Path], T]
+        self,
+        path: Path,
+        kind: bytes,
+        decode: Callable[[Head, bytes, Path], T],
+        within: tuple[int, int] | None = None,
     ) -> Iterator[T]:
         """Yield what a file's blocks of a kind mean."""
         try:
             with contextlib.closing(BlockReader(path, SORT)) as file:
-                blocks = file.blocks(file.start, (HEAD, kind))
-                first = next(blocks, None)
+                first = next(file.blocks(file.start, (HEAD, kind)), None)
                 if first is None or first.kind != HEAD:
                     raise damaged(path, "it does not begin with its head")
                 head = decode_head(first.raw, path)
                 if len(head.rings) != 1 or not head.clocks:
                     raise damaged(path, "its head")
-                for block in (first,) if kind == HEAD else blocks:
+                start, end = first.end, None
+                if within is not None:
+                    start, end = self._stretch(file, first.end, head, within)
+                blocks = (first,) if kind == HEAD else file.blocks(start, (kind,))
+                for block in blocks:
+                    if end is not None and block.start >= end:
+                        break
                     yield decode(head, block.raw, path)
         except RecordingError as error:
             if path.exists():  # else it was removed for its age meanwhile
                 self.faults.append(str(error))
+
+    def _stretch(
+        self, file: BlockReader, start: int, head: Head, within: tuple[int, int]
+    ) -> tuple[int, int | None]:
+        """Return where in a file the rows of a time begin, and where they end, None if nowhere.
+
+        Only how each block begins is looked at: in a file rows are in order.
+        """
+        from_ns, to_ns = (bound - offset_ns(head) for bound in within)
+        if from_ns <= head.start_ns and to_ns >= head.start_ns + 2 * FILE_NS:
+            return start, None  # the whole file, or nearly
+        for block in file.blocks(start, (ROWS,), ROWS_HEAD_BYTES):
+            floor_ns = decode_rows_head(block.raw, file.path).floor_ns
+            if floor_ns <= from_ns:
+                start = block.start
+            elif floor_ns >= to_ns:
+                return start, block.start
+        return start, None
 
 
 def offset_ns(head: Head) -> int:

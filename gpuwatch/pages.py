@@ -4,16 +4,23 @@ Nearly all snapshots are never asked for: there are four a second, and a scrape 
 makes the page in its own thread, so that nobody waits for a tick, nor a tick for anybody.
 """
 
+import logging
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Message, packets
 from gpuwatch.exposition import Exposition
 from gpuwatch.minute import Minute
 from gpuwatch.snapshot import Snapshot
 from gpuwatch.status import describe
 from gpuwatch.web import Body
+
+log = logging.getLogger("gpuwatch.pages")
+
+FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every scrape must not fill the log
 
 
 class Pages:
@@ -40,12 +47,42 @@ class Pages:
             self._whole = packets({"status": self.status, "minute": minute.series()})
         return self._whole
 
-    def firing(self) -> list[str]:
-        """Return a line for each firing alert."""
-        return [
-            f"{alert['severity']}: {alert['rule']} on"
-            f" {' '.join((*alert['entity'], alert['place'])).strip()}"
-            f" since {alert['since']}: {alert['next_step']}"
-            for alert in self.status["alerts"]
-            if alert["state"] == "firing"
-        ]
+
+class Shelf:
+    """The newest pages, and of each sort the last one that could be made.
+
+    A page that cannot be made is a bug, and must not end a scrape: the one before it is given
+    instead. The log has it once a minute, and `faults` then get a line, for the daemon to tell.
+    """
+
+    def __init__(self) -> None:
+        self.newest: Pages
+        self.faults: deque[str] = deque(maxlen=10)
+        self._made: dict[str, Any] = {}
+        self._told_ns = -FAULT_QUIET_NS
+
+    def metrics(self) -> Body:
+        """Return the page of metrics."""
+        body: Body = self._last("metrics")
+        return body
+
+    def status(self) -> dict[str, Any]:
+        """Return the status page's JSON."""
+        status: dict[str, Any] = self._last("status")
+        return status
+
+    def _last(self, name: str) -> Any:
+        try:
+            self._made[name] = getattr(self.newest, name)
+        except Exception as fault:  # the one guard of the web server's thread
+            self._tell(name, fault)
+            if name not in self._made:
+                raise
+        return self._made[name]
+
+    def _tell(self, name: str, fault: Exception) -> None:
+        now_ns = monotonic_ns()
+        if now_ns - self._told_ns >= FAULT_QUIET_NS:
+            self._told_ns = now_ns
+            log.error("the page of %s cannot be made", name, exc_info=fault)
+            self.faults.append(f"{name}: {fault!r}")

@@ -15,6 +15,7 @@ import mmap
 import os
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -318,13 +319,27 @@ class RingReader:
         triples = [ClockTriple(*words[i : i + 3]) for i in range(0, len(words), 3)]
         return sorted(triples)
 
-    def read(self, after: int) -> tuple[int, bytes]:
+    def before(self, time_ns: int) -> int:
+        """Return how many rows were written before `time_ns`, by the rows that are left.
+
+        Looks at some twenty rows, however many there are.
+        """
+        head = self.head
+        first = max(0, head - self.capacity + 1)
+        return first + bisect_left(range(first, head), time_ns, key=self._time_ns)
+
+    def _time_ns(self, index: int) -> int:
+        offset = self._rows_offset + index % self.capacity * self.row_bytes
+        return int.from_bytes(self._map[offset : offset + 8], "little", signed=True)
+
+    def read(self, after: int, until: int | None = None) -> tuple[int, bytes]:
         """Return (first, rows): whole rows in order, from row number `after` + 1 on.
 
         `first` is the number before the first row returned; it is above `after` by the rows that
-        were overwritten before they could be read. Rows are numbered from 1.
+        were overwritten before they could be read. Rows are numbered from 1; `until` is the last
+        one wanted, None for all there are.
         """
-        head = self.head
+        head = self.head if until is None else min(until, self.head)
         first = max(after, head - self.capacity + 1, 0)
         if first >= head:
             return max(after, 0), b""

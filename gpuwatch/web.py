@@ -20,11 +20,12 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gpuwatch.api import ABORT, Api, Shown
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import RUNBOOKS, STATIC
 
@@ -55,7 +56,7 @@ WAITING = 1024  # connections that the kernel holds until then
 FAULT_QUIET_SECONDS = 60.0
 
 
-class Pages(Protocol):
+class Pages(Shown, Protocol):
     """What is shown. Called from the web thread: return at once, what nobody changes later."""
 
     def metrics(self) -> bytes:
@@ -63,9 +64,6 @@ class Pages(Protocol):
 
     def metrics_gzip(self) -> bytes:
         """Return the newest metrics page compressed; `Body` does it once a page."""
-
-    def status(self) -> dict[str, Any]:
-        """Return what `/api/v1/status` shows: JSON types only, None for what is not known."""
 
     def ready(self) -> bool:
         """Say whether the first window is closed."""
@@ -99,8 +97,9 @@ class WebServer:
         self._sockets = list(sockets)
         self._started = threading.Event()
         self._failure: OSError | None = None
+        api = Api(pages)
         config = uvicorn.Config(
-            application(pages),
+            application(pages, api),
             http=_protocol(connections),
             loop="asyncio",
             ws="none",
@@ -115,7 +114,7 @@ class WebServer:
             h11_max_incomplete_event_size=REQUEST_BYTES,
             backlog=ACCEPTED_AT_ONCE,
         )
-        self._server = _Server(config, self._started)
+        self._server = _Server(config, self._started, api)
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
 
     def start(self) -> None:
@@ -151,9 +150,10 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, listening: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, listening: threading.Event, api: Api) -> None:
         super().__init__(config)
         self._listening = listening
+        self._api = api
         self._fault_told = -FAULT_QUIET_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,6 +162,10 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             listener.listen(WAITING)
         self._listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._api.close()
+        await super().shutdown(sockets)
 
     def _tell_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Say in one line a minute what the system refuses, as descriptors; all else in full."""
@@ -180,6 +184,7 @@ def _protocol(limit: int) -> type[asyncio.Protocol]:
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.app = _abortable(self.app, transport.abort)
             silent[self] = None
             if len(silent) > limit:
                 oldest = next(iter(silent))
@@ -198,8 +203,17 @@ def _protocol(limit: int) -> type[asyncio.Protocol]:
     return Connection
 
 
-def application(pages: Pages) -> ASGIApp:
-    """Return the ASGI application that serves `pages`."""
+def _abortable(app: Any, abort: Callable[[], None]) -> Any:
+    """Return the application with a way to end its connection, for a client that never reads."""
+
+    async def abortable(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await app({**scope, ABORT: abort}, receive, send)
+
+    return abortable
+
+
+def application(pages: Pages, api: Api) -> ASGIApp:
+    """Return the ASGI application that serves `pages` and the API."""
     shown = _files()
 
     async def metrics(request: Request) -> Response:
@@ -216,9 +230,6 @@ def application(pages: Pages) -> ASGIApp:
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: waiting for the first samples\n", 503)
 
-    async def status(request: Request) -> Response:
-        return JSONResponse(pages.status())
-
     async def file(request: Request) -> Response:
         found = shown.get(request.url.path)
         if found is None:
@@ -233,7 +244,7 @@ def application(pages: Pages) -> ASGIApp:
         "/": file,
         "/static/{path:path}": file,
         "/runbooks/{path:path}": file,
-        "/api/v1/status": status,
+        **api.routes(),
     }
     app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header

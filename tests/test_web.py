@@ -13,6 +13,7 @@ import pytest
 
 from gpuwatch import __version__
 from gpuwatch.errors import ConfigError
+from gpuwatch.place import Place
 from gpuwatch.rules import RULES
 from gpuwatch.web import CONTENT_TYPE, Body, WebServer, accepts_gzip, is_loopback
 
@@ -38,6 +39,9 @@ class FakePages:
         if self.failing:
             raise RuntimeError("broken on purpose")
         return {"version": __version__, "events": [], "value": None}
+
+    def place(self):
+        return Place()
 
     def ready(self):
         return self.is_ready

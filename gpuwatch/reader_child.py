@@ -1,0 +1,120 @@
+"""The reader as a child of the web server: started when it is asked, ended when it is not.
+
+One request at a time. A reader that ended is started anew and asked once more; one that does not
+answer in time is killed. Used by one event loop, in whatever thread it runs.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gpuwatch.errors import RequestError
+
+DEADLINE_SECONDS = 60.0
+IDLE_SECONDS = 60.0
+WAITING = 16
+BUFFER_BYTES = 1 << 20
+ANSWER_BYTES = 256 << 20
+ENDED = (ConnectionError, EOFError, ValueError, KeyError)  # what a child that went away leaves
+
+
+class Answer(NamedTuple):
+    """What the reader said: the status of HTTP, and JSON."""
+
+    status: int
+    body: bytes
+
+
+class ReaderChild:
+    """One reader; no process before it is first asked."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def ask(self, request: Mapping[str, Any]) -> Answer:
+        """Return the answer to a request. Raises RequestError if there is none."""
+        if self._waiting >= WAITING:
+            raise RequestError("reader: too many requests at once: ask again later", 503)
+        self._waiting += 1
+        try:
+            async with self._lock:
+                return await self._asked(json.dumps(request).encode() + b"\n")
+        finally:
+            self._waiting -= 1
+
+    async def _asked(self, line: bytes) -> Answer:
+        if self._idle is not None:
+            self._idle.cancel()
+        used = self._process is not None
+        try:
+            return await self._exchange(line)
+        except ENDED:
+            if used:  # it may have ended long ago
+                with contextlib.suppress(*ENDED):
+                    return await self._exchange(line)
+            raise RequestError("reader: it ended at this request: see the log", 503) from None
+
+    async def _exchange(self, line: bytes) -> Answer:
+        """Ask and hear; whatever comes between, the next one asks another process."""
+        process, self._process = self._process or await self._start(), None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        whole = False
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                process.stdin.write(line)
+                await process.stdin.drain()
+                head = json.loads(await process.stdout.readuntil())
+                if not 0 <= head["bytes"] <= ANSWER_BYTES:
+                    raise ValueError("bytes")
+                answer = Answer(head["status"], await process.stdout.readexactly(head["bytes"]))
+                whole = True
+        except TimeoutError:
+            text = f"reader: no answer in {DEADLINE_SECONDS:g} s: ask for less at once"
+            raise RequestError(text, 503) from None
+        finally:
+            if not whole:
+                await _end(process)
+        self._process = process
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(IDLE_SECONDS, self._let_go)
+        return answer
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "gpuwatch.reader"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=BUFFER_BYTES,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # it multiplies no matrices
+            )
+        except OSError as error:
+            raise RequestError(f"reader: {error.strerror}: it cannot be started", 503) from error
+
+    def _let_go(self) -> None:
+        """Have the reader end at the end of its input."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None
+
+    async def close(self) -> None:
+        """End the reader, and whatever it does."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._process is not None:
+            await _end(self._process)
+        self._process = None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
