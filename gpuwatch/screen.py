@@ -175,7 +175,7 @@ def keys_of(data: bytes) -> list[str]:
     while data:
         found = _ESCAPE.match(data)
         if found:
-            keys.append(KEYS.get(found[0], ""))
+            keys.append(KEYS.get(found[0].replace(b"\x1bO", b"\x1b["), ""))
             data = data[found.end() :]
         else:
             keys.append(data[:1].decode("latin-1"))

@@ -1,4 +1,4 @@
-"""The view's alerts, the worst first, with the next step and the causes; and what slows GPUs."""
+"""The view's alerts, the worst first, with the causes and the next step; and what slows GPUs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +11,9 @@ from gpuwatch import told
 from gpuwatch.view_gpus import SEVERITIES, STYLES
 
 STATES = ("firing", "pending")
+INDENT = " " * 9
+
+Causes = list[tuple[str, str]]  # those told already: entity, cause
 
 
 @dataclass(slots=True)
@@ -22,15 +25,19 @@ class _Block:
 
 
 def alerts(status: Mapping[str, Any], width: int, room: int | None) -> list[Text]:
-    """Return the alerts, the worst first, in at most so many lines; and what slows GPUs."""
+    """Return the alerts in at most `room` lines, then what slows GPUs beside them.
+
+    What there is no room for is counted in one line more.
+    """
+    causes: Causes = []
     blocks = [
-        _alert(alert, width)
+        _alert(alert, width, causes)
         for state in STATES
         for severity in SEVERITIES
         for alert in told.mappings(status.get("alerts"))
         if alert.get("state") == state and _severity(alert) == severity
     ]
-    blocks += _slowed(status, width)
+    blocks += _slowed(status, causes)
     shown: list[Text] = []
     left: list[_Block] = []
     for block in blocks:
@@ -50,50 +57,57 @@ def _severity(alert: Mapping[str, Any]) -> str:
     return severity if severity in SEVERITIES else SEVERITIES[-1]
 
 
-def _alert(alert: Mapping[str, Any], width: int) -> _Block:
-    severity, state = _severity(alert), told.text(alert.get("state"))
-    style = STYLES[severity] if state == "firing" else "dim"
+def _alert(alert: Mapping[str, Any], width: int, causes: Causes) -> _Block:
+    severity, firing = _severity(alert), alert.get("state") == "firing"
     entity = " ".join(filter(None, told.entity(alert.get("entity"))))
     line = Text()
-    line.append(f"{severity:<8}" if state == "firing" else f"{state:<8}", style=style)
-    line.append(" ")
-    line.append(told.text(alert.get("rule")), style="bold")
+    if firing:
+        line.append(f"{severity:<8} ", style=STYLES[severity])
+    else:
+        line.append(f"{'pending':<8} ", style="dim")
+    line.append(told.text(alert.get("rule")), style="bold" if firing else "")
     line.append(" ".join(filter(None, (f" {entity}", told.text(alert.get("place"))))))
     value, limit = told.number(alert.get("value")), told.number(alert.get("limit"))
     if value is not None and limit is not None:
         line.append(f"  {value:.4g}, limit {limit:.4g}", style="dim")
     if since := told.text(alert.get("since")):
         line.append(f"  since {since[11:19] or since}Z", style="dim")
+    if not firing:
+        return _Block("pending", [line])
     lines = [line]
     for cause in told.mappings(alert.get("causes")):
-        lines += _wrapped(f"because {_cause(cause)}", width)
-    if state == "firing" and (step := told.text(alert.get("next_step"))):
+        key = (entity, told.text(cause.get("cause")))
+        if key not in causes:
+            causes.append(key)
+            lines += _wrapped(f"because {_cause(cause)}", width)
+    if step := told.text(alert.get("next_step")):
         lines += _wrapped(step, width)
-    return _Block(severity if state == "firing" else "pending", lines)
+    return _Block(severity, lines)
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
-    share = told.number(cause.get("share"))
-    name = told.text(cause.get("cause")).replace("_", " ")
+    """Return a cause as "power cap 42%: evidence"; its share is of the last minute."""
+    share, name = told.number(cause.get("share")), told.text(cause.get("cause"))
+    head = name.replace("_", " ") + ("" if share is None else f" {told.share(share)}")
     text = told.text(cause.get("text"))
-    return f"{name} {'' if share is None else told.share(share)}".rstrip() + (
-        f": {text}" if text else ""
-    )
+    return ": ".join(filter(None, (head, text.removeprefix(f"{name}: "))))
 
 
-def _slowed(status: Mapping[str, Any], width: int) -> list[_Block]:
-    """Return what slows GPUs most; GPUs with the same cause together."""
+def _slowed(status: Mapping[str, Any], causes: Causes) -> list[_Block]:
+    """Return what slows GPUs most, unless an alert has said so; those with one cause together."""
     together: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for gpu in told.mappings(status.get("gpus")):
+        number = told.text(gpu.get("gpu"))
         for cause in told.mappings(gpu.get("causes"))[:1]:
             name = told.text(cause.get("cause"))
-            together.setdefault(name, []).append((told.text(gpu.get("gpu")), cause))
+            if (f"gpu {number}", name) not in causes:
+                together.setdefault(name, []).append((number, cause))
     blocks = []
     for gpus in together.values():
         worst, cause = max(gpus, key=lambda one: told.number(one[1].get("share")) or 0.0)
+        line = Text("slowed   ", style=STYLES["info"])
+        line.append(f"GPU {' '.join(number for number, _ in gpus)}", style="default")
         several = f" (GPU {worst})" if len(gpus) > 1 else ""
-        line = Text("slowed   ", style="cyan")
-        line.append(f"GPU {' '.join(number for number, _ in gpus)}", style="not bold default")
         line.append(f"  {_cause(cause)}{several}", style="default")
         blocks.append(_Block("slowed", [line]))
     return blocks
@@ -101,10 +115,10 @@ def _slowed(status: Mapping[str, Any], width: int) -> list[_Block]:
 
 def _wrapped(text: str, width: int) -> list[Text]:
     """Return a text below an alert, in two lines at most."""
-    room = max(10, width - 9)
-    first, _, rest = text, "", ""
+    room = max(10, width - len(INDENT))
+    first, rest = text, ""
     if len(text) > room:
         at = text.rfind(" ", 0, room + 1)
         at = at if at > 0 else room
         first, rest = text[:at], text[at:].lstrip()
-    return [Text(f"{'':9}{part}") for part in (first, rest) if part]
+    return [Text(f"{INDENT}{part}") for part in (first, rest) if part]

@@ -30,7 +30,7 @@ SEVERITIES = tuple(STYLES)
 BLOCKS = "▁▂▃▄▅▆▇█"
 GIBI = 2**30
 NARROW, WIDE = 100, 160
-LEAST_SPARK, MOST_SPARK = 12, 60
+LEAST_SPARK, MOST_SPARK = 10, 60
 
 
 class Sort(NamedTuple):
@@ -195,7 +195,7 @@ def _append_sparks(lines: Sequence[Text], gpus: Sequence[Gpu], room: int, gap: i
     if width < LEAST_SPARK:
         return
     for head, name, limit in (
-        ("SM CLOCK 60s", SM_CLOCK, SM_CLOCK_LIMIT),
+        ("CLOCK 60s", SM_CLOCK, SM_CLOCK_LIMIT),
         ("POWER 60s", POWER, POWER_LIMIT),
     )[: 1 + both]:
         drawn = [Text(head)]
@@ -211,7 +211,7 @@ def spark(means: Sequence[float | None], limit: float | None, width: int) -> str
 
     Without a limit the greatest value stands for it.
     """
-    cells = min(width, len(means))
+    cells = max(1, min(width, len(means)))
     edges = [place * len(means) // cells for place in range(cells + 1)]
     groups = [means[start:end] for start, end in pairwise(edges)]
     known = [[mean for mean in group if mean is not None] for group in groups]

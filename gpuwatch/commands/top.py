@@ -8,6 +8,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,16 @@ class Top:
         """Return 0 when left, after `--once` 0 for ok, 1 for watch, 2 for the rest, 3 unknown."""
         if arguments.interval < LEAST_INTERVAL:
             raise ConfigError(f"--interval: {arguments.interval:g} s: at least 250ms")
-        daemon = Daemon(control_socket(vars(arguments)["paths.runtime"]))
-        if arguments.json:
-            return _tell(daemon, arguments.once, arguments.interval)
-        require_rich("top")
-        from gpuwatch.screen import interactive
+        if not arguments.json:
+            require_rich("top")
+        with closing(Daemon(control_socket(vars(arguments)["paths.runtime"]))) as daemon:
+            if arguments.json:
+                return _tell(daemon, arguments.once, arguments.interval)
+            from gpuwatch.screen import interactive
 
-        if arguments.once or not interactive():
-            return _draw_once(daemon)
-        return _watch(daemon, arguments.interval)
+            if arguments.once or not interactive():
+                return _draw_once(daemon)
+            return _watch(daemon, arguments.interval)
 
 
 def require_rich(command: str) -> None:
@@ -142,6 +144,10 @@ class Daemon:
             self.since = time.time()
         self.fault = fault
         self._asked, self._parts = 0.0, []
+        self.close()
+
+    def close(self) -> None:
+        """End the conversation."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
