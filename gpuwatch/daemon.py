@@ -199,7 +199,8 @@ class Daemon:
         self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
         if tick.start_ns >= self.started_ns:
-            self.totals.add(tick)
+            for event in self.totals.add(tick):
+                self.note(event)
         self.minute.add(tick)
         self.causes.add(tick)
         self.archive.add(tick)
