@@ -31,6 +31,7 @@ ROUNDS, ROUND_TICKS = 7, 2 * 60
 WARM_TICKS = 80  # imports, first calibration, statistics that fill up
 LATE_NS = 60_000
 SCRAPE_TICKS = 60
+PARTS = ("feed", "totals", "history", "rules", "causes", "snapshot", "page", "other", "all")
 
 
 class Clock:
@@ -140,6 +141,7 @@ def main() -> None:
         costs.watch(daemon.totals, "add", "totals")
         costs.watch(daemon.archive, "add", "history")
         costs.watch(daemon.engine, "judge", "rules")
+        costs.watch(daemon.causes, "add", "causes")
         costs.watch(daemon, "_publish", "snapshot")
         costs.watch(daemon, "metrics", "page")
         costs.watch(daemon, "on_tick", "other")
@@ -147,7 +149,7 @@ def main() -> None:
         rounds = [play(node, costs, ROUND_TICKS) for _ in range(ROUNDS)]
         series = sum(not line.startswith(b"#") for line in daemon.metrics().splitlines())
         print(f"{gpus} GPUs and ports, {len(daemon.feed.rings)} rings, {series} series")
-        for part in ("feed", "totals", "history", "rules", "snapshot", "page", "other", "all"):
+        for part in PARTS:
             spent = statistics.median(one[part] for one in rounds)
             print(f"{part:8} {spent * 1e3:7.2f} ms a tick {spent * SECOND_NS / TICK_NS:7.2%}")
     os._exit(0)

@@ -15,7 +15,7 @@ from gpuwatch.gpu_signals import POWER_LIMIT
 from gpuwatch.ledger import TIME, highest
 from gpuwatch.lost_time import BUSY, NO_REASONS, SHARED, WAIT, Loss, LostTime
 from gpuwatch.rules.host import SOME
-from gpuwatch.rules.network import ACK_TIMEOUTS, DOWNS, LOST, PACKETS, PER
+from gpuwatch.rules.network import ACK_TIMEOUTS, BUSY_PACKETS, DOWNS, LOST, PACKETS, PER
 from gpuwatch.rules.work import SM_CLOCK
 from gpuwatch.signals import Entity, column_name
 from gpuwatch.source import EntityInfo
@@ -128,6 +128,8 @@ def _clocks(loss: Loss) -> Iterator[Cause]:
         if share < LEAST_SHARE:
             known = None
             parts.append("what it cost is not known without " + _unread_clock(loss))
+        if _share(loss, "unsure", cause) >= LEAST_SHARE:
+            parts.append("partly while another reason was on too: which one counted is not known")
         yield Cause(cause, known, f"{TITLES[cause]}: {', '.join(parts)}")
     share, low = _share(loss, "lost", "low_clock"), _share(loss, "low", "low_clock")
     if share >= LEAST_SHARE:
@@ -210,7 +212,9 @@ def _rdma(loss: Loss, waited: bool) -> Iterator[str]:
     sums, seconds = loss.sums, loss.sums[TIME] / SECOND_NS
     lost = {name: sums.get(("rise", name), 0) for name in LOST}
     packets = sum(sums.get(("rise", name), 0) for name in PACKETS)
-    many = lost[ACK_TIMEOUTS] >= seconds or sum(lost.values()) * PER >= packets
+    many = lost[ACK_TIMEOUTS] >= seconds
+    if packets >= BUSY_PACKETS * seconds:
+        many = many or sum(lost.values()) * PER >= packets
     told = lost if waited or (many and not loss.job_ended) else {}
     told |= {name: sums.get(("rise", name), 0) for name in DOWNS}
     counts = [f"{name} {count}" for name, count in told.items() if count]

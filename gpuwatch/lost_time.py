@@ -18,7 +18,7 @@ from gpuwatch.rules.host import GAP_NS, IDLE_RATIO, PRESSURE_RATIO, SOME
 from gpuwatch.rules.work import SM_CLOCK
 from gpuwatch.signals import Entity, column_name
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import BUSY_RATIO, Tick
+from gpuwatch.window import ACTIVITY, BUSY_RATIO, Tick
 
 WORK_REACH_NS = 600 * SECOND_NS  # a GPU that has not worked for longer is not slowed but unused
 START_NS = 10 * SECOND_NS  # in which the processes of a job come up
@@ -54,6 +54,7 @@ _AVERAGED = {
     for cause, names in AVERAGED.items()
 }
 HUNGS = tuple(column_name(HUNG, duty) for duty in ("state", "counters"))
+TELLING = ("gpu_up", *HUNGS, SM_CLOCK, *ACTIVITY)  # without any of them a tick was not seen
 PRESSURES = {f"{name}_pressure": Entity("resource", name) for name in ("io", "cpu", "memory")}
 
 BUSY, WAIT, SHARED = ("time", "busy"), ("time", "wait"), ("time", "shared")
@@ -66,10 +67,11 @@ class Loss:
 
     `sums` are integers: nanoseconds by ("lost", cause), by ("on", reason), by ("blind", cause)
     where a reason was on and the loss is not known, by ("low", cause) where no reason was on, by
-    ("seen" and "in_waits" and "at_work", cause) of what waits coincide with; value x nanoseconds by
-    ("sum", "cause column") over the nanoseconds of ("over", "cause column"); increases by ("rise",
-    column). `near` are the RDMA ports and interfaces beside the GPU, `processes_before` those that
-    the job began with. After `job_ended` packets are lost on peers that are no more.
+    ("unsure", cause) where several were, by ("seen" and "in_waits" and "at_work", cause) of what
+    waits coincide with; value x nanoseconds by ("sum", "cause column") over the nanoseconds of
+    ("over", "cause column"); increases by ("rise", column). `near` are the RDMA ports and
+    interfaces beside the GPU, `processes_before` those that the job began with. After `job_ended`
+    packets are lost on peers that are no more.
     """
 
     entity: Entity
@@ -164,6 +166,9 @@ class _Gpu:
     def add(self, tick: Tick, windows: Windows, pressures: Mapping[str, int | None]) -> None:
         """Take in the tick turned to; `pressures` are nanoseconds of it, None if unknown."""
         tick_ns, put = tick.end_ns - tick.start_ns, self.ledger.put
+        if all(highest(windows, name) is None for name in TELLING):
+            self._end_gap()
+            return
         put(TIME, tick_ns)
         silent_ns = _silent_ns(windows)
         if silent_ns:
@@ -254,6 +259,8 @@ class _Gpu:
             part_ns = given_ns * on_ns // all_on_ns
             put(("lost", cause), part_ns)
             rest_ns -= part_ns
+            if all_on_ns > tick_ns:
+                put(("unsure", cause), part_ns)
         known = windows.get(IDLE)
         if known is None or not known.covered_ns:
             put(("lost", "unexplained"), rest_ns)
