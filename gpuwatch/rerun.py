@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuwatch import __version__
 from gpuwatch.alerts import AlertEngine
+from gpuwatch.causes import Causes
 from gpuwatch.clock import SECOND_NS, wall_text
 from gpuwatch.errors import RequestError
 from gpuwatch.playback import Playback
@@ -47,6 +48,7 @@ class Rerun:
         self._offset_ns = offset_ns
         self._reader = RecordingReader(path)
         self._engine = AlertEngine(RULES, rules, None, "")
+        self._causes = Causes(self._reader.head.entities)
         self._presence = Presence()
         self._ticks = ticks(self._reader)
         self._played = 0
@@ -65,7 +67,9 @@ class Rerun:
         """
         time_ns = None if wall_ns is None else wall_ns - self._offset_ns
         begin = time.monotonic()
-        while not self._done and (time_ns is None or self._reached_ns <= time_ns):
+        while not self._done and (
+            not self._times or time_ns is None or self._reached_ns <= time_ns
+        ):
             tick = next(self._ticks, None)
             if tick is not None:
                 self._take(tick)
@@ -94,6 +98,7 @@ class Rerun:
             [*tick.events, *self._engine.judge(tick)], key=lambda event: event.time_ns
         )
         del self._events[:-EVENTS_KEPT]
+        self._causes.add(tick)
         if self._played % self._every != 1:
             return
         state = describe(self._snapshot(tick))
@@ -133,6 +138,7 @@ class Rerun:
             ticks=(tick,),
             constants=list(itertools.chain.from_iterable(head.constants.values())),
             entities=list(head.entities),
+            losses=self._causes.lost_time.all(),
             alerts=[replace(alert, recording=self._path.name) for alert in alerts],
             sources={name: SourceState(period_seconds=p) for name, p in periods.items()},
             verdict=judge(alerts),
