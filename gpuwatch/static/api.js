@@ -1,14 +1,12 @@
 // The daemon's API: JSON by GET, and the stream of statuses with what it means that it is silent.
 
-/** Return the JSON of a GET; throws an Error with the server's own words. */
+/** Return the JSON of a GET; throws an Error with the server's own words and `status`. */
 export async function get(path, parameters = [], signal = undefined) {
   const query = new URLSearchParams(parameters.filter(([, value]) => value !== null)).toString();
   const answer = await fetch(query ? `${path}?${query}` : path, { signal });
-  if (!answer.ok) {
-    const text = (await answer.text()).trim().slice(0, 300);
-    throw new Error(text || `${path}: ${answer.status}`);
-  }
-  return answer.json();
+  const told = await answer.json().catch(() => ({}));
+  if (answer.ok) return told;
+  throw Object.assign(new Error(told.error ?? `${path}: ${answer.status}`), { status: answer.status });
 }
 
 const SILENT_MS = 5000; // statuses come about once a second

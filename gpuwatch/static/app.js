@@ -7,7 +7,7 @@ import { clock, duration, utc } from "./format.js";
 import { showGpus, showPorts } from "./gpus.js";
 import { listen } from "./keyboard.js";
 import { showEvents, showRecordings, showSources } from "./lists.js";
-import { Look, PORT_SIGNALS } from "./look.js";
+import { Look } from "./look.js";
 import { Plot } from "./plot.js";
 import { Replay } from "./replay.js";
 import { Samples } from "./samples.js";
@@ -39,16 +39,16 @@ const seen = new IntersectionObserver(
 );
 
 const actions = {
-  zoomTo: (start, end) => (timeline.zoomTo(start, end), refresh()),
-  zoomBy: (factor) => (timeline.zoomBy(factor), refresh()),
-  pan: (share) => (timeline.pan(share, status ? timeOf(status) : 0), refresh()),
-  back: () => (timeline.back() || timeline.whole(), refresh()),
-  span: (seconds) => (timeline.whole(seconds), refresh()),
+  zoomTo: (start, end) => (timeline.zoomTo(start, end), turn()),
+  zoomBy: (factor) => (timeline.zoomBy(factor), turn()),
+  pan: (share) => (timeline.pan(share, status ? timeOf(status) : 0), turn()),
+  back: () => (timeline.back() || timeline.whole(), turn()),
+  span: (seconds) => (timeline.whole(seconds), turn()),
   pause: () => {
     if (replay) replay.play();
     else if (timeline.live) timeline.pause();
     else timeline.whole();
-    refresh();
+    turn();
   },
   point(seconds, clicked) {
     show(byId("cursor"), seconds === null ? "" : clock(seconds, Math.min(timeline.grid(pixels()).step, 0.999)));
@@ -88,6 +88,12 @@ function pixels() {
   return Math.max(50, (plot?.canvas.clientWidth ?? 600) - 72);
 }
 
+/** Show another stretch of time: what was asked for the last one is no longer wanted. */
+function turn() {
+  samples.stop();
+  refresh();
+}
+
 /** Fetch what the visible charts miss and draw them; one request at a time. */
 async function refresh() {
   if (document.hidden || timeline.end === null) return;
@@ -106,13 +112,13 @@ async function refresh() {
 async function fetchAndDraw() {
   const visible = plots.filter((plot) => plot.seen);
   const grid = timeline.grid(pixels());
-  const ports = status?.ports?.length ? PORT_SIGNALS : [];
-  const signals = [...new Set([...visible.flatMap((plot) => plot.signals), ...ports])];
+  const ports = plots.filter((plot) => plot.chart.id === "rdma"); // their table shows rates
+  const signals = new Map([...visible, ...ports].flatMap((plot) => plot.signals));
   draw(visible, grid);
-  if (!signals.length) return;
+  if (!signals.size) return;
   try {
-    const entities = look.entities(columns, signals);
-    if (await samples.fetch(signals, entities, grid, timeline.live)) draw(visible, grid);
+    const entities = look.entities(columns, [...signals.keys()]);
+    if (await samples.fetch(signals, entities, grid)) draw(visible, grid);
     showFault("");
   } catch (fault) {
     if (fault.name !== "AbortError") showFault(fault.message);
@@ -122,7 +128,7 @@ async function fetchAndDraw() {
 function draw(visible, grid) {
   look.view(timeline, status, replay);
   for (const plot of visible) plot.draw(samples, grid, look);
-  showPorts(status ?? {}, look.portRates(samples, grid, replay?.time ?? null), (entity) => look.colour(entity));
+  showPorts(status ?? {}, look.portRates(samples, grid), (entity) => look.colour(entity));
   showTimes(grid);
 }
 
@@ -132,12 +138,11 @@ function showTimes({ step }) {
   byId("range").title = `${utc(start)} to ${utc(end)}`;
   show(byId("range"), `${clock(start, fine)} – ${clock(end, fine)}`);
   const finest = Math.min(...plots.map((plot) => plot.chart.finest).filter(Boolean));
-  const from = [...samples.sources].filter(Boolean).join(" and ");
   show(
     byId("step"),
     `${duration(span)}, 1 step = ${duration(step)}`,
-    Number.isFinite(finest) ? `, finest ${duration(finest)}` : "",
-    from ? `, from ${from}` : "",
+    Number.isFinite(finest) ? `; samples every ${duration(finest)}` : "",
+    samples.source ? `, from ${samples.source}` : "",
   );
   byId("step").dataset.step = String(step);
   document.body.classList.toggle("paused", !live);

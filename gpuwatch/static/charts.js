@@ -71,6 +71,7 @@ const CHARTS = [
 const SHOWN = new Set(
   CHARTS.flatMap((chart) => [...chart.signals, ...(chart.down ?? []), chart.lanes]),
 );
+const LATEST_SECONDS = 12;
 const RATES = { bytes: "bytes_per_second", seconds: "ratio", joules: "watts" };
 
 /** Return the charts of a node with these columns, each with its unit and its finest step. */
@@ -123,5 +124,7 @@ function completed(chart, column) {
     envelope: !counter,
     unit: counter ? rate : column.kind === "bits" ? "ratio" : column.unit,
     finest: column.period_seconds,
+    // What a counter rose by is known when it is read the next time.
+    late: counter ? Math.min(2 * (column.period_seconds ?? 1), LATEST_SECONDS) : 0,
   };
 }

@@ -1,7 +1,7 @@
 // Each GPU and each port as a row: how it is, and how far it is from its limits.
 
 import { h, show, byId } from "./dom.js";
-import { columnParts, entityName, ofLimit, quantity, reason, UNKNOWN } from "./format.js";
+import { columnParts, entityName, ofLimit, quantity, reason, UNKNOWN, utc } from "./format.js";
 import { causes } from "./status.js";
 
 const SM = 'gpu_clock_hertz{clock="sm"}';
@@ -11,12 +11,12 @@ const threshold = (name) => `gpu_temperature_threshold_celsius{threshold="${name
 const sensor = (name) => `gpu_temperature_celsius{sensor="${name}"}`;
 
 /** Return how a GPU is, as [class, words]. */
-function stateOf(values) {
+function stateOf(up, values) {
   if (Object.entries(values).some(([name, value]) => columnParts(name).stem === "gpu_hung" && value === 1)) {
     return ["critical", "hung"];
   }
-  if (values.gpu_up === 0) return ["critical", "lost"];
-  return values.gpu_up === 1 ? ["ok", "up"] : ["unknown", "not known"];
+  if (up === 0) return ["critical", "lost"];
+  return up === 1 ? ["ok", "up"] : ["unknown", "not known"];
 }
 
 /** Show all GPUs; `selected` are the ids whose lines charts show, null is all. */
@@ -24,12 +24,12 @@ export function showGpus(status, selected, colour) {
   byId("gpus").hidden = !status.gpus.length;
   show(
     byId("gpu-rows"),
-    status.gpus.map((gpu) => row(gpu, gpu.values ?? {}, gpu.limits ?? {}, selected, colour)),
+    status.gpus.map((gpu) => row(gpu, gpu.values ?? {}, selected, colour)),
   );
 }
 
-function row(gpu, values, limits, selected, colour) {
-  const [kind, state] = stateOf(values);
+function row(gpu, values, selected, colour) {
+  const [kind, state] = stateOf(gpu.up ?? values.gpu_up, values);
   const chosen = !selected || selected.has(gpu.gpu);
   const cell = (title, ...content) => h("td", { "data-title": title }, content);
   return h(
@@ -47,20 +47,16 @@ function row(gpu, values, limits, selected, colour) {
     ),
     cell("State", h("span", { class: `state ${kind}` }, state)),
     cell("Busy", bar(values.gpu_utilization_ratio, 1, quantity(values.gpu_utilization_ratio, "ratio"))),
-    cell("SM clock", bar(values[SM], limits[SM_LIMIT], ofLimit(values[SM], limits[SM_LIMIT], "hertz"))),
+    cell("SM clock", bar(values[SM], values[SM_LIMIT], ofLimit(values[SM], values[SM_LIMIT], "hertz"))),
     cell("Throttled by", reasons(values)),
-    cell("Power", bar(values.gpu_power_watts, limit(POWER_LIMIT, values, limits), ofLimit(values.gpu_power_watts, limit(POWER_LIMIT, values, limits), "watts"))),
-    cell("Core", temperature(values[sensor("core")], limits[threshold("slowdown")], values.gpu_temperature_margin_celsius)),
-    cell("Memory", temperature(values[sensor("memory")], limits[threshold("memory_max")])),
+    cell("Power", bar(values.gpu_power_watts, values[POWER_LIMIT], ofLimit(values.gpu_power_watts, values[POWER_LIMIT], "watts"))),
+    cell("Core", temperature(values[sensor("core")], values[threshold("slowdown")], values.gpu_temperature_margin_celsius)),
+    cell("Memory", temperature(values[sensor("memory")], values[threshold("memory_max")])),
     cell("Memory used", bar(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "bytes"))),
-    cell("Links", links(values, limits)),
+    cell("Links", links(values)),
     cell("Xid", xids(gpu.xids)),
     cell("Why slow", causes(gpu.causes)),
   );
-}
-
-function limit(name, values, limits) {
-  return limits[name] ?? values[name];
 }
 
 /** Return words over a bar that is as long as the value is of its limit. */
@@ -75,7 +71,7 @@ function reasons(values) {
     .filter(([name, value]) => columnParts(name).stem === "gpu_throttle_active" && value > 0)
     .map(([name]) => columnParts(name).label);
   const known = Object.keys(values).some((name) => columnParts(name).stem === "gpu_throttle_active");
-  if (!active.length) return known ? "nothing" : UNKNOWN;
+  if (!active.length) return h("span", { class: "dim" }, known ? "nothing" : UNKNOWN);
   return active.map((name) =>
     h("span", { class: reason(name).harmless ? "tag" : "tag warning", title: name }, reason(name).text),
   );
@@ -93,12 +89,12 @@ function temperature(value, highest, margin) {
   );
 }
 
-function links(values, limits) {
+function links(values) {
   const generation = values.gpu_pcie_link_generation;
   const lanes = values.gpu_pcie_link_width_lanes;
-  const lanesLimit = limit("gpu_pcie_link_width_limit_lanes", values, limits);
+  const lanesLimit = values.gpu_pcie_link_width_limit_lanes;
   const up = values.gpu_nvlink_links_up;
-  const expected = limit("gpu_nvlink_links_expected", values, limits);
+  const expected = values.gpu_nvlink_links_expected;
   const narrow = lanes < lanesLimit;
   return [
     lanes === undefined
@@ -116,9 +112,14 @@ function links(values, limits) {
 }
 
 function xids(found) {
-  const codes = Object.entries(found ?? {});
-  if (!codes.length) return found ? "none" : UNKNOWN;
-  return codes.map(([code, count]) => h("span", { class: "tag warning" }, `${code}${count > 1 ? ` ×${count}` : ""}`));
+  if (!found?.length) return h("span", { class: "dim" }, found ? "none" : UNKNOWN);
+  return found.map(({ xid, count, last }) =>
+    h(
+      "span",
+      { class: "tag warning", title: last ? `last at ${utc(last)}` : "" },
+      `${xid}${count > 1 ? ` ×${count}` : ""}`,
+    ),
+  );
 }
 
 /** Show the RDMA ports; `rates` has their bytes a second by entity, from the samples. */
@@ -127,7 +128,8 @@ export function showPorts(status, rates, colour) {
   byId("ports").hidden = !ports.length;
   show(
     byId("port-rows"),
-    ports.map(({ port, gpu, values }) => {
+    ports.map(({ device, port: number, gpu, values }) => {
+      const port = `${device}/${number}`;
       const entity = ["rdma_port", port];
       const up = values.rdma_port_up;
       const [kind, word] = up === 1 ? ["ok", "up"] : up === 0 ? ["critical", "down"] : ["unknown", "not known"];

@@ -88,7 +88,7 @@ export function showSources(status) {
       const [slow, planned] = [told.period_achieved_seconds, told.period_seconds];
       const late = slow && planned && slow > 1.5 * planned;
       const errors = Object.entries(told.errors ?? {});
-      const working = ["running", "ok", "ready"].includes(told.state);
+      const working = told.state === "on";
       return h(
         "tr",
         {},

@@ -7,9 +7,6 @@ const FEW = 4;
 const DIRECTIONS = ["received", "transmitted"];
 const portBytes = (direction) => `rdma_port_data_${direction}_bytes_total`;
 
-/** What the table of ports shows the rates of. */
-export const PORT_SIGNALS = DIRECTIONS.map(portBytes);
-
 export class Look {
   constructor() {
     this.chosen = null; // ids of GPUs, null is all
@@ -44,9 +41,11 @@ export class Look {
   learn(status) {
     status.gpus.forEach((gpu, place) => {
       this.numbers.set(`gpu,${gpu.gpu}`, place);
-      this.limitsOf.set(gpu.gpu, { ...gpu.values, ...gpu.limits });
+      this.limitsOf.set(gpu.gpu, gpu.values);
     });
-    for (const { port, gpu } of status.ports ?? []) this.near.set(port, gpu);
+    for (const { device, port, gpu } of status.ports ?? []) {
+      this.near.set(`${device}/${port}`, gpu);
+    }
   }
 
   /** Return the place of an entity among its kind; a port has that of its GPU. */
@@ -115,12 +114,14 @@ export class Look {
     this.start = timeline.start;
     this.end = timeline.end;
     this.marks = (status?.alerts ?? []).map((alert) => ({ seconds: wall(status, alert.since_ns), kind: alert.severity }));
-    if (replay) this.marks.push({ seconds: replay.time, kind: "time" });
+    this.time = replay?.time ?? null; // the moment of a recording that is looked at
+    if (replay) this.marks.push({ seconds: this.time, kind: "time" });
   }
 
-  /** Return the rate of each port and direction at a time, null is the newest known one. */
-  portRates(samples, grid, time) {
+  /** Return the rate of each port and direction at the moment looked at, else the newest. */
+  portRates(samples, grid) {
     const rates = new Map();
+    const { time } = this;
     const place = time === null ? grid.count : Math.floor(time / grid.step) - grid.first + 1;
     for (const direction of DIRECTIONS) {
       for (const { entity, mean } of samples.series(portBytes(direction), grid)) {

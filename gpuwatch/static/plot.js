@@ -6,6 +6,7 @@ import { entityName, quantity, scale, columnParts, clock } from "./format.js";
 import { drawLanes } from "./lanes.js";
 
 const AXIS = 64; // pixels for the numbers at the left, the same in all charts
+const LABEL = 60; // pixels of a time under the axis
 const MORE = 4; // lines from which on bands are drawn paler
 
 export class Plot {
@@ -30,8 +31,10 @@ export class Plot {
     this.seen = false;
   }
 
+  /** The signals to fetch, each with the seconds by which it is late. */
   get signals() {
-    return [...this.chart.signals, ...this.chart.down, this.chart.lanes].filter(Boolean);
+    const { signals, down, lanes, late } = this.chart;
+    return [...[...signals, ...down].map((name) => [name, late]), ...(lanes ? [[lanes, 0]] : [])];
   }
 
   /** Draw what `samples` has on `grid`; `look` tells view, limits, marks, colours and selection. */
@@ -53,7 +56,7 @@ export class Plot {
     if (signature !== this.signature || !this.plot) this._build(width, signature);
     else if (this.plot.width !== width) this.plot.setSize({ width, height: this._height() });
     this.plot.setData(this._data());
-    this._read(this.plot.cursor.idx);
+    this._read(this.plot.cursor.left >= 0 ? this.plot.cursor.idx : null);
     if (this.chart.lanes) {
       const rows = samples.series(this.chart.lanes, grid).filter(look.selected);
       drawLanes(this.lanes, rows, grid, look, [AXIS, width]);
@@ -93,7 +96,7 @@ export class Plot {
     for (const { value } of this.marks) high = Math.max(high, value);
     if (high === -Infinity) high = this.chart.top ?? 1;
     if (low === Infinity) low = 0;
-    if (this.chart.floating) [low, high] = [Math.floor(low - 2), high + 2];
+    if (this.chart.floating) [low, high] = [Math.floor(low - 2), high + (high - low) * 0.2 + 1];
     else {
       high = this.chart.top ?? (high <= 0 ? (low < 0 ? 0 : 1) : high * 1.06);
       low = low < 0 ? low * 1.06 : 0;
@@ -118,7 +121,7 @@ export class Plot {
         const edge = { stroke: `${color}66`, width: 0.5, points: { show: false } };
         series.push({ ...edge }, { ...edge });
       }
-      series.push({ stroke: color, width: 1.5, dash, points: { size: 3, fill: color, filter: alone } });
+      series.push({ stroke: color, width: this.lines.length > MORE ? 1 : 1.5, dash, points: { size: 3, fill: color, filter: alone } });
     }
     const grid = { stroke: look.css("--grid"), width: 1 };
     const axis = { stroke: look.css("--dim"), font: look.font, grid, ticks: { show: false } };
@@ -134,7 +137,7 @@ export class Plot {
         y: { range: () => this.range },
       },
       axes: [
-        { ...axis, size: 24, space: 90, values: (_, splits, __, ___, by) => splits.map((t) => clock(t, by)) },
+        { ...axis, size: 24, space: 90, values: (_, splits, __, ___, by) => this._times(splits, by) },
         { ...axis, size: AXIS, space: 28, values: (_, splits) => splits.map((one) => this._number(one)) },
       ],
       cursor: {
@@ -148,12 +151,18 @@ export class Plot {
       hooks: {
         setSelect: [(plot) => this._zoom(plot)],
         setCursor: [(plot) => this._point(plot)],
-        drawClear: [(plot) => this._drawLimits(plot)],
-        draw: [(plot) => this._drawMarks(plot)],
+        draw: [(plot) => (this._drawLimits(plot), this._drawMarks(plot))],
         ready: [(plot) => plot.over.addEventListener("click", () => this._click(plot))],
       },
     };
     this.plot = new window.uPlot(options, this._data(), this.canvas);
+  }
+
+  /** Return what is written at these times; nothing where it would be cut off. */
+  _times(splits, step) {
+    const { start, end } = this.look;
+    const near = ((end - start) * LABEL) / (2 * this.canvas.clientWidth);
+    return splits.map((time) => (end - time < near ? "" : clock(time, step)));
   }
 
   _number(value) {
@@ -184,12 +193,15 @@ export class Plot {
     else if (left < 0) this.actions.point(null, false);
   }
 
-  /** Write the values at a place, else the newest known ones. */
-  _read(place) {
+  /** Write the values at a place, else those of the recording's moment or the newest known ones. */
+  _read(pointed) {
     const entities = new Map();
+    const { time } = this.look;
+    const chosen = time === null ? null : Math.floor(time / this.grid.step) - this.grid.first;
+    const place = pointed ?? (chosen >= 0 && chosen < this.grid.count ? chosen : null);
     for (const one of this.lines) {
       const at = place ?? one.mean.findLastIndex((value) => value !== null);
-      const spread = place !== null && place !== undefined && one.min[at] !== one.max[at];
+      const spread = place !== null && one.min[at] !== one.max[at];
       const number = (value) => quantityIn(this.scale, value);
       const text = spread
         ? `${number(one.mean[at])} (${number(one.min[at])}…${number(one.max[at])})`
@@ -220,19 +232,28 @@ export class Plot {
   _drawLimits(plot) {
     const { ctx, bbox } = plot;
     const ratio = window.devicePixelRatio;
+    let right = bbox.left + bbox.width - 2 * ratio;
     ctx.save();
-    ctx.font = this.look.font.replace(/\d+px/, `${10 * ratio}px`);
+    ctx.font = this.look.font.replace(/\d+px/, `${11 * ratio}px`);
     ctx.textAlign = "right";
-    for (const { value, text, entity } of this.marks) {
+    for (const { value, text, entity } of this.marks.sort((a, b) => b.value - a.value)) {
       const y = plot.valToPos(value, "y", true);
       if (y < bbox.top - 1 || y > bbox.top + bbox.height) continue;
-      const color = entity ? this.look.colour(entity).color : this.look.css("--limit");
-      ctx.strokeStyle = ctx.fillStyle = color;
+      ctx.strokeStyle = entity ? this.look.colour(entity).color : this.look.css("--limit");
       ctx.lineWidth = ratio;
       ctx.setLineDash([6 * ratio, 4 * ratio]);
       line(ctx, bbox.left, y, bbox.left + bbox.width, y);
+      // The words stand out from lines behind them, and beside those of other limits.
       const words = `${text} ${quantity(value, this.chart.unit)}`;
-      ctx.fillText(words, bbox.left + bbox.width - 2 * ratio, y + 11 * ratio);
+      ctx.setLineDash([]);
+      ctx.lineWidth = 4 * ratio;
+      ctx.strokeStyle = this.look.css("--back");
+      ctx.fillStyle = this.look.css("--limit");
+      const below = y - bbox.top < 16 * ratio || right < bbox.left + bbox.width - 2 * ratio;
+      const base = below ? y + 13 * ratio : y - 4 * ratio;
+      ctx.strokeText(words, right, base);
+      ctx.fillText(words, right, base);
+      right -= ctx.measureText(words).width + 10 * ratio;
     }
     ctx.restore();
   }

@@ -7,6 +7,8 @@ import { timeOf, wall } from "./status.js";
 
 const TICK = 0.25; // seconds: what statuses are judged by
 const PLAY_MS = 1000;
+const BUSY = 503;
+const AGAIN_MS = 200;
 
 export class Replay {
   /** `recording` has name, start, end; `onStatus` gets the status of each moment chosen. */
@@ -46,6 +48,11 @@ export class Replay {
         this.onFault("");
       } catch (fault) {
         this.onFault(fault.message);
+        if (fault.status === BUSY) {
+          // A long recording is judged by and by.
+          this.wanted ??= time;
+          await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+        }
       }
     }
     this.asking = false;

@@ -3,39 +3,49 @@
 import { get } from "./api.js";
 import { columnParts } from "./format.js";
 
-const LATE_SECONDS = 2; // the newest steps are asked for again: some samples come late
 const STATISTICS = ["min", "mean", "max"];
 
 export class Samples {
   constructor() {
-    this.blocks = new Map(); // by signal: the grid, how far it is filled, and the series
+    this.blocks = new Map(); // by signal: the grid, up to which step all is known, and the series
     this.recording = null;
-    this.sources = new Set();
+    this.late = new Map();
+    this.source = ""; // where the newest answer came from
     this.abort = null;
   }
 
-  /** Forget everything: another recording, or other entities. */
+  /** Forget everything: other entities are wanted. */
   clear() {
-    this.abort?.abort();
+    this.stop();
     this.blocks.clear();
   }
 
-  /**
-   * Fetch what is missing of `signals` on `grid`. `entities` are `kind/id`, null is all; `live`
-   * says that the end is still growing. Returns whether anything came.
-   */
-  async fetch(signals, entities, grid, live) {
-    const wanted = new Map(); // by first step: signals
-    for (const signal of signals) {
-      const from = this._missing(this.blocks.get(signal), grid, live);
-      if (from !== null) wanted.set(from, [...(wanted.get(from) ?? []), signal]);
-    }
-    if (!wanted.size) return false;
+  /** End what is being fetched: something else is wanted. */
+  stop() {
     this.abort?.abort();
+  }
+
+  /**
+   * Fetch what is missing of `signals` on `grid`: names, with the seconds by which each is late.
+   * `entities` are `kind/id`, null is all. Returns whether anything came.
+   */
+  async fetch(signals, entities, grid) {
+    this.late = signals;
+    const whole = [];
+    const tail = [];
+    let since = Infinity;
+    for (const signal of signals.keys()) {
+      const from = this._missing(this.blocks.get(signal), grid);
+      if (from === grid.first) whole.push(signal);
+      else if (from !== null) {
+        tail.push(signal);
+        since = Math.min(since, from); // one request for all, though some are less late
+      }
+    }
     const abort = (this.abort = new AbortController());
-    const asked = [...wanted].map(([from, group]) => this._ask(group, entities, grid, from, abort));
-    await Promise.all(asked);
-    return true;
+    const ask = (names, from) => names.length && this._ask(names, entities, grid, from, abort);
+    await Promise.all([ask(whole, grid.first), ask(tail, since)]);
+    return whole.length + tail.length > 0;
   }
 
   /** Return [{entity, name, min, mean, max}] of a signal on `grid`; nulls where nothing is known. */
@@ -50,13 +60,11 @@ export class Samples {
     });
   }
 
-  _missing(block, grid, live) {
+  _missing(block, grid) {
     const end = grid.first + grid.count;
     if (!block || block.step !== grid.step) return grid.first;
-    if (grid.first < block.first || grid.first >= block.filled) return grid.first;
-    if (!live && end <= block.filled) return null;
-    const late = Math.max(2, Math.ceil(LATE_SECONDS / grid.step));
-    return Math.max(grid.first, Math.min(block.filled, end) - late);
+    if (grid.first < block.first || grid.first > block.filled) return grid.first;
+    return block.filled < end ? Math.max(grid.first, block.filled) : null;
   }
 
   async _ask(signals, entities, grid, from, abort) {
@@ -73,10 +81,11 @@ export class Samples {
       ],
       abort.signal,
     );
-    if (answer.source) this.sources = new Set(String(answer.source).split(/[ ,+]+/));
+    this.source = answer.source;
     for (const signal of signals) {
       const block = this._moved(signal, grid);
-      block.filled = end;
+      const until = (answer.until ?? answer.end) - this.late.get(signal);
+      block.filled = Math.min(end, Math.max(from, Math.floor(until / grid.step + 1e-3)));
       for (const one of answer.series) {
         if (one.name === signal || columnParts(one.name).stem === signal) {
           this._put(block, one, answer, from);

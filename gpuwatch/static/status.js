@@ -41,12 +41,12 @@ export function showHeader(status, recording) {
     h("span", { class: "word" }, verdict),
     h("span", { class: "meaning" }, VERDICTS[verdict] ?? "no samples were judged yet"),
   );
-  show(byId("host"), status.host ?? "GPU node");
+  show(byId("host"), status.hostname ?? (recording ? "Recording" : "GPU node"));
   show(byId("version"), `gpuwatch ${status.version}`);
   show(byId("time"), when(timeOf(status), timeOf(status)));
   const firing = status.alerts.filter((alert) => alert.state === "firing").length;
   const mark = recording ? "recording, " : "";
-  document.title = `${firing ? `(${firing}) ` : ""}${mark}${verdict} · ${status.host ?? "gpuwatch"}`;
+  document.title = `${firing ? `(${firing}) ` : ""}${mark}${verdict} · ${status.hostname ?? "gpuwatch"}`;
   const { kind, scenario, file } = status.source ?? {};
   const foreign = kind && kind !== "nvml" && !recording;
   byId("notice").hidden = !foreign;
@@ -155,10 +155,9 @@ export function causes(found) {
     found.map(({ cause, share, text }) =>
       h(
         "li",
-        {},
-        h("b", {}, cause.replaceAll("_", " ")),
-        share === null || share === undefined ? "" : ` ${Math.round(share * 100)} %`,
-        text ? h("span", { class: "evidence" }, `: ${text}`) : null,
+        { title: cause },
+        typeof share === "number" ? h("b", {}, `${Math.round(share * 100)} % `) : null,
+        text || cause.replaceAll("_", " "),
       ),
     ),
   );

@@ -12,6 +12,7 @@ const LONGEST = 32 * 86400;
 export class Timeline {
   constructor(span = 60) {
     this.span = span;
+    this.usual = span; // what is shown on going live
     this.end = null; // seconds since 1970; null until something is known
     this.live = true; // the end moves with time
     this.bounds = null; // [start, end] of a recording, which has no other time
@@ -36,13 +37,13 @@ export class Timeline {
   }
 
   /** Show the recording as a whole, or the newest `span` seconds. */
-  whole(span = this.span) {
+  whole(span = this.usual) {
     this.earlier = [];
     if (this.bounds) {
       this.span = Math.max(this.bounds[1] - this.bounds[0], SHORTEST);
       this.end = this.bounds[1];
     } else {
-      this.span = span;
+      this.span = this.usual = span;
       this.live = true;
     }
   }
@@ -58,7 +59,7 @@ export class Timeline {
   zoomBy(factor) {
     const middle = this.end - this.span / 2;
     const span = this.span * factor;
-    if (this.live) this.span = limited(span);
+    if (this.live) this.span = this.usual = limited(span);
     else this._set(middle - span / 2, middle + span / 2);
   }
 
