@@ -5,6 +5,8 @@
 Takes the ticks of a recording, by default the bundled one, and writes them as the daemon does; then
 repeats them until the history is large, and reads it. A recording of a busy node says most:
 `gpuwatch record --last 60s`. What 1 GB takes to read is extrapolated from the megabytes that were.
+In the end the bytes of eight made-up ports are kept as they are read, 100 times a second: bursts of
+random length at the rate of their link, at whatever moment the reads come.
 """
 
 import argparse
@@ -13,13 +15,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from gpuwatch import archive, config
 from gpuwatch.archive import Archive
-from gpuwatch.clock import SECOND_NS
+from gpuwatch.byte_history import ByteHistory
+from gpuwatch.clock import SECOND_NS, read_clocks
+from gpuwatch.codec import Head
 from gpuwatch.history import History
+from gpuwatch.network_signals import PORT_COUNTERS
 from gpuwatch.paths import BUNDLED_RECORDING
 from gpuwatch.recording import RecordingReader
 from gpuwatch.replay import ticks
+from gpuwatch.ring import RingSchema, RingWriter
+from gpuwatch.signals import Column, Entity
 from gpuwatch.window import TICK_NS
 
 ALWAYS = (0, 2**62)
@@ -81,6 +90,40 @@ def seconds_of(pieces):
     return first, time.process_time() - start
 
 
+def ring_of_ports(directory):
+    """Return a full ring of eight ports of 50 GB/s that are read every 10 ms for a minute."""
+    random = np.random.default_rng(1)
+    entities = [Entity("rdma_port", f"mlx5_{number}/1") for number in range(8)]
+    signals = [one.signal for one in PORT_COUNTERS if one.tells == "bytes"]
+    columns = tuple(Column(port, signal) for port in entities for signal in signals)
+    ring = RingWriter(
+        directory / "ports.ring", RingSchema("network.bytes", "network", "rdma", columns, 10**7), 60
+    )
+    counts = np.zeros(len(columns), np.int64)
+    busy = np.zeros(len(columns))
+    for number in range(6000):
+        late = float(abs(random.normal(0, 2e-4)))
+        busy = np.where(random.random(len(columns)) < 0.1, random.random(len(columns)) < 0.5, busy)
+        counts += (busy * random.normal(4.6e8, 1e7, len(columns))).astype(np.int64) // 4 * 4
+        ring.append(10**12 + number * 10**7 + int(late * 1e9), late, 1e-3, counts.tolist())
+    return ring
+
+
+def keep_ports(directory):
+    """Print what it costs to keep the bytes of ports as they are read."""
+    ring = ring_of_ports(directory)
+    head = Head(10**12, 10**12, (ring.schema,), clocks=(read_clocks(),), boot_id="boot")
+    made = ByteHistory(directory / "bytes", "boot")
+    start = time.process_time()
+    rows = made.write([ring.path], head)
+    seconds = time.process_time() - start
+    size = used(directory)
+    print(
+        f"bytes of 8 ports, 100 times a second: {size / rows:.0f} bytes a row,"
+        f" {size * 1440 / MEGABYTE:.0f} MB a day, {seconds / 60:.3%} of a core"
+    )
+
+
 def main():
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -122,6 +165,8 @@ def main():
             first, all_ = seconds_of(history.read(*ALWAYS, **chosen))
             print(f"  {what}: {first * 1e3:.0f} ms, {all_:.1f} s, {all_ / share:.0f} s")
         assert not history.faults
+    with tempfile.TemporaryDirectory() as name:
+        keep_ports(Path(name))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuwatch import byte_history
+from gpuwatch.byte_history import ByteHistory
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.codec import Constants, Head
 from gpuwatch.history import FILE_NS, SORT
@@ -37,8 +39,13 @@ WAITING = 4  # batches that a slow disk may be behind
 CLOSE_SECONDS = 3.0
 HISTORY: Mapping[str, Limits] = {
     "off": Limits(days=0, size=0),
-    "week": Limits(days=7, size=2_000_000_000),
-    "month": Limits(days=30, size=8_000_000_000),
+    "week": Limits(days=7, size=1_600_000_000),
+    "month": Limits(days=30, size=7_600_000_000),
+}
+BYTES: Mapping[str, Limits] = {
+    "off": Limits(days=0, size=0),
+    "week": Limits(days=1, size=400_000_000),
+    "month": Limits(days=1, size=400_000_000),
 }
 MADE_UP = Limits(days=1, size=200_000_000, files=100)  # it may lie in memory
 
@@ -46,9 +53,10 @@ Layout = list[tuple[Entity, list[str]]]
 
 
 class _Work(NamedTuple):
-    """What the thread is to do: rows to write, and recordings that must stay."""
+    """What the thread is to do: rows to write, rings to take bytes of, recordings that stay."""
 
     batch: Batch | None
+    rings: Sequence[Path]
     kept: Collection[str]
 
 
@@ -69,7 +77,11 @@ class Archive:
         self._on = keep != "off"
         self._state = state
         self._free_ratio = float(recorder["free_ratio"])
-        self._limits = {("history", ".gwh"): HISTORY[keep], ("recordings", ".gwr"): recordings}
+        self._limits = {
+            ("history", ".gwh"): HISTORY[keep],
+            (f"history/{byte_history.NAME}", ".gwh"): BYTES[keep],
+            ("recordings", ".gwr"): recordings,
+        }
         if made_up:
             self._limits = {name: limits.within(MADE_UP) for name, limits in self._limits.items()}
         self._boot_id = boot_id
@@ -87,6 +99,7 @@ class Archive:
         self._handed_ns = 0
         self._queue: queue.Queue[_Work | None] = queue.Queue(WAITING)
         self._writer = HistoryWriter(state / "history", boot_id)
+        self._bytes = ByteHistory(state / "history" / byte_history.NAME, boot_id)
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
         self._thread.start()
 
@@ -132,9 +145,10 @@ class Archive:
         constants: Constants,
         kept: Collection[str],
         *,
+        rings: Sequence[Path] = (),
         stepped: bool = False,
     ) -> None:
-        """Have everything written that was taken in.
+        """Have everything written that was taken in, and the bytes that are in `rings`.
 
         If the clock has `stepped` just now, that has the wall time from before the step.
         """
@@ -149,7 +163,7 @@ class Archive:
             batch = Batch(head, self._times, self._counts, self._means, self._events)
             self._times, self._counts, self._means, self._events = [], [], [], []
         try:
-            self._queue.put_nowait(_Work(batch, kept))
+            self._queue.put_nowait(_Work(batch, rings, kept))
         except queue.Full:
             self._tell(f"{self._state}: the disk does not keep up")
             self.rows_lost += len(batch.times) if batch else 0
@@ -207,7 +221,7 @@ class Archive:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            full = False
+            full, rows = False, self.rows
             try:
                 full = self._do(work)
                 if full:
@@ -223,14 +237,14 @@ class Archive:
                 log.error("history failed", exc_info=error)
                 fault = f"{self._state}: {error!r}"
             self.full = full
-            if fault and work.batch is not None:
+            if fault and work.batch is not None and self.rows == rows:
                 self.rows_lost += len(work.batch.times)
             self._tell(fault)
 
     def _do(self, work: _Work) -> bool:
         """Keep the limits, then write; return whether there is no room to. Raises OSError."""
         now_ns = read_clocks().realtime_ns
-        kept = {*work.kept, self._writer.name}
+        kept = {*work.kept, self._writer.name, self._bytes.name}
         for (name, suffix), limits in self._limits.items():
             sweep(self._state / name, suffix, limits, now_ns, kept)
         if is_full(self._state, self._free_ratio):
@@ -238,6 +252,7 @@ class Archive:
         if work.batch is not None:
             self._writer.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             self.rows += self._writer.write(work.batch)
+            self._bytes.write(work.rings, work.batch.head)
         return False
 
     def _tell(self, fault: str) -> None:

@@ -13,6 +13,7 @@ from gpuwatch import logs
 from gpuwatch import pulse as page
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
+from gpuwatch.byte_history import kept_of
 from gpuwatch.causes import Causes
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
@@ -267,8 +268,10 @@ class Daemon:
 
     def _write_history(self, *, stepped: bool = False) -> None:
         constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}
-        kept = self.recorder.kept
-        self.archive.hand_over(self.feed.entities, constants, kept, stepped=stepped)
+        rings = [path for path, ring in self.feed.rings.items() if kept_of(ring.reader.schema)]
+        self.archive.hand_over(
+            self.feed.entities, constants, self.recorder.kept, rings=rings, stepped=stepped
+        )
 
     def _look_at_gpus(self) -> None:
         """Compare the GPUs, and the links, that are here with those that belong here."""

@@ -27,7 +27,7 @@ from gpuwatch.history import EVENTS, HEAD, ROWS, SORT, SUFFIX, History, offset_n
 from gpuwatch.quota import stamp
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Event, Kind
 from gpuwatch.summation import row_dtype
-from gpuwatch.window import TICK_NS, Floats
+from gpuwatch.window import Floats
 
 FILE_MODE = 0o640
 
@@ -70,19 +70,22 @@ class HistoryWriter:
 
     def write(self, batch: Batch) -> int:
         """Write a batch and return how many rows it had that are new. Raises OSError."""
+        return self.write_rows(batch.head, _packed(batch), batch.events)
+
+    def write_rows(self, head: Head, rows: RowArray, events: Sequence[Event] = ()) -> int:
+        """Write rows of the head's one ring; return how many of them are new. Raises OSError."""
         last_ns = self._last_row_ns()
-        rows = _packed(batch)
         rows = rows[rows["time_ns"] > last_ns]
-        events = [event for event in batch.events if event.time_ns > self._found_ns]
+        events = [event for event in events if event.time_ns > self._found_ns]
         if not len(rows):
             return 0
         removed = self._descriptor is not None and not os.fstat(self._descriptor).st_nlink
-        if batch.head is not self._head or removed:
-            self._begin(batch.head, int(rows["time_ns"][0]))
-        data = b"" if self._size else first_line(SORT) + _json(HEAD, batch.head.to_json())
+        if head is not self._head or removed:
+            self._begin(head, int(rows["time_ns"][0]))
+        data = b"" if self._size else first_line(SORT) + _json(HEAD, head.to_json())
         if events:
             data += _json(EVENTS, [event.to_json() for event in events])
-        block = RowsBlock(0, TICK_NS, int(rows["time_ns"][0]), rows)
+        block = RowsBlock(0, head.rings[0].period_ns, int(rows["time_ns"][0]), rows)
         self._append(data + encode_block(ROWS, encode_rows(block)))
         self._last_ns = int(rows["time_ns"][-1])
         return len(rows)

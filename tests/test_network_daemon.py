@@ -8,12 +8,15 @@ import signal
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rdma_tree import MLX5_HW, MLX5_PMA, Tree
 from running import Running, descendants, wait_for
 from uninterrupted import Watch
 
+from gpuwatch.history import FOREVER_NS, History
+from gpuwatch.signals import Entity
 from gpuwatch.sources import SOURCES
 
 ONLY_NETWORK = [
@@ -93,6 +96,12 @@ def test_a_port_from_the_driver_to_the_page(tree, tmp_path):
         tree.show("mlx5_3", state="4: ACTIVE")
         wait_for(lambda: daemon.value(*firing) == 0)
         assert restarts(daemon) == 0
+    # The burst of the beginning is still known, between two reads.
+    bytes_of = History(daemon.state / "history/bytes").read(
+        0, FOREVER_NS, entities=[Entity("rdma_port", "mlx5_3/1")], signals=[sent[9:]]
+    )
+    counts = np.concatenate([piece.values[:, 0] for piece in bytes_of])
+    assert np.nanmax(np.diff(counts)) == 4e9
 
 
 def test_no_total_falls_when_the_sampler_is_started_anew(tree, tmp_path):
