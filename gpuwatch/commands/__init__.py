@@ -15,6 +15,7 @@ COMMANDS = (
     "top",
     "record",
     "replay",
+    "export",
     "inventory",
     "release",
     "resume",

@@ -1,0 +1,396 @@
+"""Perfetto: one trace, as https://ui.perfetto.dev and its trace processor open it.
+
+A node is a track with one for each entity below it, and there a counter for each column in its
+unit, a slice for each time a bit was set, events and alerts. A counter has a point wherever it
+changes, and the last one before: between them it holds. A trace cannot say that a value is not
+known: the counter is NaN there, which is NULL in SQL and drawn as 0, and a slice beside it says so.
+
+Times are those of the node's monotonic clock; snapshots of its clocks relate them to the others, so
+traces of the same node fall into place. History spans boots, so its times are wall time.
+
+The messages are of Google's package `perfetto`: it has them ready, weighs 2 MB and needs protobuf
+alone. (Written by hand, they would have to follow the format; protobuf alone has none of them.)
+"""
+
+import hashlib
+import json
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, count
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.extract import (
+    ALERTS,
+    EVENTS,
+    Array,
+    Extract,
+    Moment,
+    Rows,
+    Times,
+    in_unit,
+    known,
+)
+from gpuwatch.families import ENTITY_LABELS
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Kind
+from gpuwatch.summation import reach_ns
+
+Mask = npt.NDArray[np.bool_]
+
+SEQUENCE = 1
+REALTIME, MONOTONIC, BOOTTIME = 1, 3, 6  # BuiltinClock
+CLEARED = 1  # SEQ_INCREMENTAL_STATE_CLEARED: defaults begin here
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4  # TrackEvent.Type
+EXPLICIT = 3  # order of child tracks: by their ranks
+PACKETS_KEPT = 20_000  # before they are compressed and written: some megabytes
+FIRST = -1  # rank of what stands above the columns
+
+
+class Perfetto:
+    """Writes a trace with the messages of Perfetto, which the extra `export` brings."""
+
+    name = "perfetto"
+
+    def write(self, extract: Extract, output: Path) -> None:
+        """Make the file."""
+        try:
+            from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
+        except ImportError as error:
+            raise ConfigError(
+                "--to perfetto: its messages are missing: pip install 'gpuwatch[export]'"
+            ) from error
+        with output.open("wb") as file:
+            _Timeline(extract, _Trace(messages, file)).write()
+
+
+class _Trace:
+    """A trace file that is being written; packets are compressed some thousands at a time."""
+
+    def __init__(self, messages: Any, file: IO[bytes]) -> None:
+        self._messages = messages
+        self._file = file
+        self._kept = messages.Trace()
+        self._add = self._kept.packet.add
+
+    def begin(self, clock: int, trace_clock: int, snapshots: Iterable[Mapping[int, int]]) -> None:
+        """Say by which clock all times are, which is that of the trace, and what clocks showed."""
+        first = self._add()
+        first.trusted_packet_sequence_id = SEQUENCE
+        first.sequence_flags = CLEARED
+        first.trace_packet_defaults.timestamp_clock_id = clock
+        for times in snapshots:
+            snapshot = self._add().clock_snapshot
+            snapshot.primary_trace_clock = trace_clock
+            for one, time_ns in times.items():
+                snapshot.clocks.add(clock_id=one, timestamp=time_ns)
+
+    def track(self, uuid: int, name: str, parent: int, rank: int, about: str) -> Any:
+        """Declare a track and return its descriptor."""
+        packet = self._add()
+        packet.trusted_packet_sequence_id = SEQUENCE
+        track = packet.track_descriptor
+        track.uuid, track.name, track.description = uuid, name, about
+        if parent:
+            track.parent_uuid = parent
+        track.sibling_order_rank = rank
+        track.child_ordering = EXPLICIT
+        return track
+
+    def event(self, kind: int, track: int, time_ns: int) -> Any:
+        """Add an event to a track and return it."""
+        packet = self._add()
+        packet.timestamp = time_ns
+        packet.trusted_packet_sequence_id = SEQUENCE
+        event = packet.track_event
+        event.type, event.track_uuid = kind, track
+        return event
+
+    def slice(self, track: int, name: str, start_ns: int, end_ns: int) -> None:
+        """Add a slice."""
+        self.event(BEGIN, track, start_ns).name = name
+        self.event(END, track, end_ns)
+
+    def points(self, track: int, times: Times, values: Array) -> None:
+        """Add points to a counter."""
+        whole = values.dtype == np.int64
+        for time_ns, value in zip(times.tolist(), values.tolist(), strict=True):
+            event = self.event(COUNTER, track, time_ns)
+            if not whole:
+                event.double_counter_value = value
+            elif value != UNKNOWN_INTEGER:
+                event.counter_value = value
+            else:
+                event.double_counter_value = UNKNOWN_GAUGE
+
+    def flush(self, least: int = 1) -> None:
+        """Write the packets that wait, if there are so many."""
+        if len(self._kept.packet) >= least:
+            packed = self._messages.Trace()
+            packed.packet.add().compressed_packets = zlib.compress(self._kept.SerializeToString())
+            self._file.write(packed.SerializeToString())
+            self._kept.Clear()
+
+
+class _Tracks:
+    """Declares tracks when they are first needed: one without events says nothing."""
+
+    def __init__(self, trace: _Trace, extract: Extract) -> None:
+        self._trace = trace
+        self._extract = extract
+        self._declared: dict[tuple[str, ...], int] = {}
+        self._ranks = {entity: rank for rank, entity in enumerate(_in_order(extract))}
+
+    def node(self) -> int:
+        """Return the track of the whole node."""
+        about = {k: v for k, v in self._extract.about().items() if k not in ("entities", "clocks")}
+        name = f"gpuwatch {self._extract.head.host.get('hostname', '')}".strip()
+        return self._get(("",), name, 0, 0, json.dumps(about))[0]
+
+    def entity(self, entity: Entity) -> int:
+        """Return an entity's track."""
+        labels = self._extract.labels.get(entity, {})
+        name = str(entity)
+        if entity.kind == "gpu":
+            name = f"GPU {entity.id}" + (f" ({labels['uuid']})" if "uuid" in labels else "")
+        about = ", ".join(f"{key}={value}" for key, value in labels.items())
+        rank = self._ranks.setdefault(entity, len(self._ranks))
+        return self._get(("", *entity), name, self.node(), rank, about)[0]
+
+    def below(self, parent: int, name: str, rank: int, about: str = "") -> int:
+        """Return the track of that name below another one."""
+        return self._get((str(parent), name), name, parent, rank, about)[0]
+
+    def counter(self, parent: int, column: Column, rank: int) -> int:
+        """Return the track of a counter."""
+        name, about = column.name, column.signal.help
+        uuid, track = self._get((str(parent), name), name, parent, rank, about)
+        if track is not None:
+            track.counter.unit_name = column.signal.unit
+            track.counter.y_axis_share_key = name  # all GPUs on one scale
+        return uuid
+
+    def _get(
+        self, key: tuple[str, ...], name: str, parent: int, rank: int, about: str
+    ) -> tuple[int, Any]:
+        """Return a track's uuid, and its descriptor if it is new."""
+        uuid = self._declared.get(key)
+        if uuid is not None:
+            return uuid, None
+        # The same in each trace of a node's boot and in no other: traces may be merged.
+        text = json.dumps([dict(self._extract.head.host), self._extract.head.boot_id, key])
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        uuid = self._declared[key] = int.from_bytes(digest) >> 1
+        return uuid, self._trace.track(uuid, name, parent, rank, about)
+
+
+class _Line:
+    """A column as it goes on. One that is never known leaves nothing."""
+
+    def __init__(self, trace: _Trace, tracks: _Tracks, column: Column, rank: int) -> None:
+        self._trace = trace
+        self._tracks = tracks
+        self._column = column
+        self._rank = 2 * rank  # between two is room for the time in which it is not known
+        self._last: Array | None = None
+        self._seen = False
+        self._unknown_ns: int | None = None
+
+    def add(self, times: Times, values: Array) -> None:
+        """Add cells in order of time."""
+        there = known(values)
+        last = values[:1] if self._last is None else self._last
+        changed = _changes(np.concatenate([last, values]))
+        self._mark(times, there)
+        if self._seen or there.any():
+            first = 0 if self._seen else int(there.argmax())
+            changed[first] |= not self._seen
+            self._seen = True
+            self._draw(times[first:], values[first:], changed[first:])
+        self._last = values[-1:]
+
+    def finish(self, end_ns: int) -> None:
+        """Say that nothing comes any more."""
+        if self._seen and self._unknown_ns is not None:
+            self._trace.slice(self._gap, "not known", self._unknown_ns, end_ns)
+
+    def _draw(self, times: Times, values: Array, changed: Mask) -> None:
+        """Add points where the value changes, before that, and at the last cell."""
+        keep = np.append(changed[1:], True)
+        keep = changed | (keep & known(values))
+        parent = self._tracks.entity(self._column.entity)
+        track = self._tracks.counter(parent, self._column, self._rank)
+        self._trace.points(track, times[keep], in_unit(self._column, values[keep]))
+
+    def _mark(self, times: Times, there: Mask) -> None:
+        """Add slices for the times that are over in which it was not known."""
+        last = there[0] if self._last is None else known(self._last)[0]
+        if self._last is None and not there[0]:
+            self._unknown_ns = int(times[0])
+        for index in np.flatnonzero(np.diff(there, prepend=last)).tolist():
+            time_ns = int(times[index])
+            if self._unknown_ns is None:
+                self._unknown_ns = time_ns
+            else:
+                self._trace.slice(self._gap, "not known", self._unknown_ns, time_ns)
+                self._unknown_ns = None
+
+    @property
+    def unknown(self) -> Any:
+        """A cell that is not known."""
+        gauge = self._column.signal.kind is Kind.GAUGE
+        return np.float32(UNKNOWN_GAUGE) if gauge else np.int64(UNKNOWN_INTEGER)
+
+    @property
+    def _gap(self) -> int:
+        """The track of the times in which it is not known."""
+        column = self._column
+        name = column.signal.name if column.signal.kind is Kind.BITS else column.name
+        entity = self._tracks.entity(column.entity)
+        return self._tracks.below(entity, f"{name} not known", self._rank + 1)
+
+
+class _Bits(_Line):
+    """A bit set: each bit that is ever set is a track of slices."""
+
+    def __init__(self, trace: _Trace, tracks: _Tracks, column: Column, rank: int) -> None:
+        super().__init__(trace, tracks, column, rank)
+        self._names = dict(column.signal.bits)
+        self._set: set[int] = set()
+
+    def finish(self, end_ns: int) -> None:
+        """End what is still set."""
+        super().finish(end_ns)
+        for bit in self._set:
+            self._trace.event(END, self._track(bit), end_ns)
+
+    def _draw(self, times: Times, values: Array, changed: Mask) -> None:
+        for index in np.flatnonzero(changed).tolist():
+            value, time_ns = int(values[index]), int(times[index])
+            now = set(_bits(value)) if value != UNKNOWN_INTEGER else set()
+            for bit in self._set - now:
+                self._trace.event(END, self._track(bit), time_ns)
+            for bit in now - self._set:
+                event = self._trace.event(BEGIN, self._track(bit), time_ns)
+                event.name = self._name(bit)
+            self._set = now
+
+    def _track(self, bit: int) -> int:
+        column = self._column
+        entity = self._tracks.entity(column.entity)
+        group = self._tracks.below(entity, column.signal.name, self._rank, column.signal.help)
+        return self._tracks.below(group, self._name(bit), bit)
+
+    def _name(self, bit: int) -> str:
+        return self._names.get(bit, f"unknown_0x{1 << bit:x}")
+
+
+class _Timeline:
+    """Puts an extract into a trace."""
+
+    def __init__(self, extract: Extract, trace: _Trace) -> None:
+        self._extract = extract
+        self._trace = trace
+        self._tracks = _Tracks(trace, extract)
+        ranks = count()
+        self._lines = [
+            [_line(trace, self._tracks, column, next(ranks)) for column in table.columns]
+            for table in extract.tables
+        ]
+        self._until: dict[int, int] = {}  # by table, until when its last row holds
+        self._start_ns = self._end_ns = 0
+
+    def write(self) -> None:
+        """Write all of it."""
+        extract = self._extract
+        self._begin()
+        for rows in extract.rows():
+            times = rows.time_ns if extract.is_steady else rows.wall_ns
+            self._start_ns = self._start_ns or int(times[0])
+            self._end_ns = max(self._end_ns, int(times[-1]))
+            self._add(rows, times)
+            self._trace.flush(PACKETS_KEPT)
+        for table, until_ns in self._until.items():
+            if until_ns < self._end_ns:  # others went on
+                for line in self._lines[table]:
+                    line.add(np.array([until_ns]), np.array([line.unknown]))
+        for line in chain(*self._lines):
+            line.finish(self._end_ns)
+        for name, moments in ((EVENTS, extract.events()), (ALERTS, extract.alerts())):
+            for moment in moments:
+                self._note(name, moment)
+                self._trace.flush(PACKETS_KEPT)
+        self._trace.flush()
+
+    def _begin(self) -> None:
+        head = self._extract.head
+        if not self._extract.is_steady:
+            wall_ns = head.clocks[0].realtime_ns
+            self._trace.begin(REALTIME, REALTIME, [{REALTIME: wall_ns}])
+            return
+        since = [triple.monotonic_ns for triple in head.clocks]
+        newest = max(bisect_right(since, head.start_ns) - 1, 0)
+        snapshots = [
+            {
+                MONOTONIC: triple.monotonic_ns,
+                REALTIME: triple.realtime_ns,
+                BOOTTIME: triple.boottime_ns,
+            }
+            for triple in head.clocks[newest:]
+        ]
+        self._trace.begin(MONOTONIC if snapshots else BOOTTIME, BOOTTIME, snapshots)
+
+    def _add(self, rows: Rows, times: Times) -> None:
+        """Add rows; where none came for too long, nothing is known."""
+        table = self._extract.tables[rows.table]
+        hold_ns = table.span_ns or reach_ns(0, rows.period_ns)
+        holds = np.append(self._until.get(rows.table, times[0]), times + hold_ns)
+        self._until[rows.table] = int(holds[-1])
+        gaps = np.flatnonzero(times - holds[:-1] > table.span_ns // 2)
+        times = np.insert(times, gaps, holds[gaps])
+        for line, values in zip(self._lines[rows.table], rows.cells, strict=True):
+            shift_ns = (
+                table.span_ns if values.dtype == np.float32 else 0
+            )  # a mean of the time before
+            line.add(times - shift_ns, np.insert(values, gaps, line.unknown))
+
+    def _note(self, track: str, moment: Moment) -> None:
+        """Add an instant; what began before the trace is shown where that begins."""
+        time_ns = moment.time_ns if self._extract.is_steady else moment.wall_ns
+        if track == ALERTS:
+            time_ns = min(max(time_ns, self._start_ns), self._end_ns)
+        entity = self._tracks.entity(moment.entity)
+        event = self._trace.event(INSTANT, self._tracks.below(entity, track, FIRST), time_ns)
+        event.name = moment.name
+        for key, value in moment.detail.items():
+            if value is not None and value != "":
+                note = event.debug_annotations.add()
+                note.name = key
+                note.string_value = value if isinstance(value, str) else json.dumps(value)
+
+
+def _line(trace: _Trace, tracks: _Tracks, column: Column, rank: int) -> _Line:
+    return (_Bits if column.signal.kind is Kind.BITS else _Line)(trace, tracks, column, rank)
+
+
+def _changes(values: Array) -> Mask:
+    """Return of each value but the first whether it differs from the one before."""
+    there = known(values)
+    both = there[1:] & there[:-1]
+    return np.asarray((there[1:] != there[:-1]) | (both & (values[1:] != values[:-1])))
+
+
+def _bits(value: int) -> Iterator[int]:
+    return (bit for bit in range(value.bit_length()) if value >> bit & 1)
+
+
+def _in_order(extract: Extract) -> list[Entity]:
+    """Return the entities as tracks are to follow each other: GPU 10 after GPU 9."""
+    columns = (column for table in extract.tables for column in table.columns)
+    entities = {*extract.labels, *(column.entity for column in columns)}
+    kinds = {kind: place for place, kind in enumerate(ENTITY_LABELS)}
+    return sorted(entities, key=lambda e: (kinds.get(e.kind, len(kinds)), len(e.id), e))

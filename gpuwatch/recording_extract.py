@@ -1,0 +1,146 @@
+"""What of a recording is to be exported: its rows as the rings held them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuwatch.clock import SECOND_NS, ClockTriple, wall_text
+from gpuwatch.codec import Block, BlockReader, RowsBlock, damaged, decode_events, decode_list
+from gpuwatch.extract import (
+    Choice,
+    Extract,
+    Moment,
+    Rows,
+    Table,
+    Times,
+    chosen_tables,
+    cleaned,
+    event_moment,
+)
+from gpuwatch.recording import ALERTS, EVENTS, SORT, RecordingReader
+from gpuwatch.ring import SHAPE_ERRORS
+from gpuwatch.signals import UNKNOWN_INTEGER, Entity
+
+
+class RecordingExtract(Extract):
+    """A recording; rings of the same columns (a sampler that was restarted) are one table.
+
+    Raises RecordingError if it is none, or has nothing of what is chosen.
+    """
+
+    sort: ClassVar[str] = SORT
+    is_steady: ClassVar[bool] = True
+    has_reads: ClassVar[bool] = True
+
+    def __init__(self, path: Path, choice: Choice) -> None:
+        self._reader = RecordingReader(path)
+        head = self._reader.head
+        labels = {info.entity: info.labels for info in head.entities}
+        super().__init__(path, choice, head, labels)
+        tracks = list(dict.fromkeys(head.rings))
+        found = [
+            Table(name, track.columns, (), track.period_ns)
+            for name, track in zip(_numbered([t.name for t in tracks]), tracks, strict=True)
+        ]
+        chosen = chosen_tables(found, choice, labels, path)
+        self.tables = list(chosen.values())
+        places = [tracks.index(schema) for schema in head.rings]
+        numbers = {place: number for number, place in enumerate(chosen)}
+        self._tables = [numbers.get(place) for place in places]  # by ring, None is not wanted
+        self._cells = [  # by ring, the places of the columns that are wanted
+            [place for place, column in enumerate(ring.columns) if choice.has_column(column)]
+            for ring in head.rings
+        ]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._reader.close()
+
+    def there(self) -> tuple[int, int] | None:
+        """Return the wall time of what is there; reads all of it. None if no clock tells."""
+        for _ in self._reader:
+            pass
+        if not self.head.clocks:
+            return None
+        ends = np.array([self.head.start_ns, self._reader.end_ns])
+        start, end = wall_times(self.head.clocks, ends).tolist()
+        return start, end
+
+    def _events(self) -> Iterator[Moment]:
+        for block in self._blocks(EVENTS):
+            events = decode_events(block.raw, self.path)
+            walls = self._walls([event.time_ns for event in events])
+            yield from map(event_moment, events, walls)
+
+    def _alerts(self) -> Iterator[Moment]:
+        for block in self._blocks(ALERTS):
+            for alert in decode_list(block.raw, self.path):
+                try:
+                    moment = self._alert(alert)
+                except SHAPE_ERRORS as error:
+                    raise damaged(self.path, "an alert") from error
+                yield moment
+
+    def _rows(self) -> Iterator[Rows]:
+        for block in self._reader:
+            if isinstance(block, RowsBlock) and len(block.rows):
+                table = self._tables[block.ring]
+                if table is not None:
+                    yield self._chosen(block, table)
+        if not self._reader.complete:
+            self.missing.append(self._cut())
+
+    def _chosen(self, block: RowsBlock, table: int) -> Rows:
+        ring, rows = self.head.rings[block.ring], block.rows
+        cells = []
+        for place in self._cells[block.ring]:
+            integer = place < ring.integers
+            values = rows["integers" if integer else "gauges"]
+            values = values[:, place if integer else place - ring.integers]
+            cells.append(cleaned(ring.columns[place], values))
+        times = rows["time_ns"]
+        walls = wall_times(self.head.clocks, times)
+        reads = {"late_seconds": rows["late"], "read_seconds": rows["read"]}
+        return Rows(table, block.period_ns, times, walls, cells, reads)
+
+    def _cut(self) -> str:
+        head, end_ns = self.head, self._reader.end_ns
+        lost, all_ = (head.end_ns - end_ns) / SECOND_NS, (head.end_ns - head.start_ns) / SECOND_NS
+        since = f" from {wall_text(self._walls([end_ns])[0])} on" if head.clocks else ""
+        return f"{self.path}: cut short: the last {lost:.1f} of {all_:.1f} s{since} are missing"
+
+    def _alert(self, data: dict[str, Any]) -> Moment:
+        time_ns = int(data["since_ns"])
+        entity = Entity.from_json(data["entity"])
+        detail = {key: value for key, value in data.items() if key not in ("rule", "entity")}
+        return Moment(time_ns, self._walls([time_ns])[0], entity, str(data["rule"]), detail)
+
+    def _walls(self, times: Sequence[int]) -> list[int]:
+        found: list[int] = wall_times(self.head.clocks, np.array(times, np.int64)).tolist()
+        return found
+
+    def _blocks(self, kind: bytes) -> Iterator[Block]:
+        with closing(BlockReader(self.path, SORT)) as file:
+            yield from file.blocks(file.start, (kind,))
+
+
+def wall_times(clocks: Sequence[ClockTriple], times: Times) -> Times:
+    """Return the wall time of each instant by the newest triple not after it, else the oldest."""
+    if not clocks:
+        return np.full(len(times), UNKNOWN_INTEGER)
+    since = np.array([triple.monotonic_ns for triple in clocks])
+    offsets = np.array([triple.wall_ns(0) for triple in clocks])
+    newest = np.maximum(np.searchsorted(since, times, "right") - 1, 0)
+    return np.asarray(times + offsets[newest])
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return the names, those that were there before with a number."""
+    numbers = [names[:place].count(name) for place, name in enumerate(names)]
+    return [
+        f"{name}-{number + 1}" if number else name
+        for name, number in zip(names, numbers, strict=True)
+    ]
