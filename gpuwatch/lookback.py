@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuwatch import byte_history
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.errors import GpuwatchError
 from gpuwatch.history import FOREVER_NS, History, Piece
@@ -131,17 +132,22 @@ class Lookback:
         newest_ns = max(reached, default=0)
         until_ns = min((ns for ns in reached if ns > newest_ns - ALIVE_NS), default=0)
         sources = ["ring"] if since else []
+        finer: dict[Key, int] = {}
+        if history and grid.step_ns < TICK_NS:
+            finer = _put_bytes(timeline, Path(history) / byte_history.NAME, since, chosen)
+            since |= finer
         latest_ns = max(since.values(), default=grid.end_ns)
+        cells = None
         if history and grid.start_ns < latest_ns:
             pieces = History(Path(history)).read(
                 grid.start_ns, min(grid.end_ns, latest_ns) + TICK_NS, **chosen
             )
-            cells = None
             for piece in pieces:
                 if cells is None or not cells.fits(piece):
                     cells = _Cells(timeline, piece, since)
                 cells.add(piece)
-            sources = [*(["history"] if cells else []), *sources]
+        if cells or finer:
+            sources = ["history", *sources]
         return Looked("+".join(sources), until_ns)
 
     def _close_but(self, kept: Collection[str]) -> None:
@@ -151,6 +157,27 @@ class Lookback:
     def close(self) -> None:
         """Let go of all rings."""
         self._close_but(())
+
+
+def _put_bytes(
+    timeline: Timeline, directory: Path, since: Mapping[Key, int], chosen: Mapping[str, Any]
+) -> dict[Key, int]:
+    """Put the bytes of ports as they were read, from before the rings; return since when."""
+    grid, held, columns = timeline.grid, None, None
+    first: dict[Key, int] = {}
+    for piece in History(directory).read(grid.start_ns - TICK_NS, grid.end_ns + TICK_NS, **chosen):
+        lines = lines_of(piece.columns)
+        keys = [(line.entity, line.name) for line in lines]
+        inside = piece.time_ns <= min(since.get(key, FOREVER_NS) for key in keys)
+        if not inside.any():
+            continue
+        if held is None or columns != piece.columns:
+            held, columns = Held(timeline, lines), piece.columns
+        times = piece.time_ns[inside]
+        held.add(times, piece.values[inside].T, piece.head.rings[0].period_ns)
+        for key in keys:
+            first.setdefault(key, int(times[0]))
+    return first
 
 
 class _Cells:

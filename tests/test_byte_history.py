@@ -9,7 +9,9 @@ from gpuwatch.byte_history import kept_of
 from gpuwatch.clock import SECOND_NS, read_clocks
 from gpuwatch.history import History
 from gpuwatch.network_signals import BURST, PORT_COUNTERS
+from gpuwatch.place import Place
 from gpuwatch.quota import stamp
+from gpuwatch.reader import Reader
 from gpuwatch.ring import RingSchema, RingWriter
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity
 
@@ -70,6 +72,24 @@ def test_a_burst_is_read_finer_than_a_quarter_second(tmp_path, fast):  # noqa: F
     rates = np.diff(cells[:, 0]) / (np.diff(times) / SECOND_NS)
     assert np.flatnonzero(rates).tolist() == [119, 120]
     assert rates.max() == LINE_RATE
+
+
+def test_the_page_shows_a_burst_of_an_hour_ago(tmp_path, fast):  # noqa: F811
+    """Asked in steps finer than history's, the API answers with the reads, joined to the ring."""
+    ring, entity = ring_of(tmp_path), ["rdma_port", "mlx5_0/1"]
+    with archived(tmp_path, columns=COLUMNS) as made:
+        feed(made, range(8))
+        write(ring, range(200), 1000)
+        hand_over(made, ring)
+    offset_ns = next(History(tmp_path / "history").read(0, 2**62)).head.clocks[0].wall_ns(0)
+    start = (START + offset_ns) / SECOND_NS
+    place = Place(history=str(tmp_path / "history"))
+    asked = {"what": "series", "signals": [SENT], "entities": [entity]}
+    asked |= {"start": start, "end": start + 1.0, "points": 100}
+    answer = Reader(place).answer(asked)
+    (series,) = answer["series"]
+    assert (answer["source"], answer["step"]) == ("history", 0.01)
+    assert [round(rate) for rate in series["mean"]] == [1000] * 100
 
 
 def test_each_row_is_kept_once(tmp_path, fast):  # noqa: F811
