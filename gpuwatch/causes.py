@@ -5,6 +5,7 @@ samples do not prove why. Nothing is listed below a hundredth of the time, and w
 wrong with a link, but costs what no sample shows, has no share.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -172,12 +173,12 @@ def _waits(loss: Loss) -> Iterator[Cause]:
                 at_work = loss.sums.get(("at_work", cause), 0) / work
                 text += f", in {_percent(at_work)} while the GPU worked"
             source = f'host_pressure_seconds_total{{kind="some"}} of {resource.id}'
-            yield Cause(cause, share, f"{_coincides(loss, cause)}: {text} ({source})")
+            yield Cause(cause, share, f"{_coincides(loss, cause)}; {text} ({source})")
 
 
 def _coincides(loss: Loss, cause: str) -> str:
     waited = loss.sums[WAIT] / SECOND_NS
-    return f"{TITLES[cause]}: coincides with waits of the job, {waited:.3g} s of {_span(loss)}"
+    return f"{TITLES[cause]}: coincides with {waited:.3g} s of waits of the job in {_span(loss)}"
 
 
 def _others(loss: Loss) -> Iterator[Cause]:
@@ -217,13 +218,13 @@ def _rdma(loss: Loss, waited: bool) -> Iterator[str]:
         many = many or sum(lost.values()) * PER >= packets
     told = lost if waited or (many and not loss.job_ended) else {}
     told |= {name: sums.get(("rise", name), 0) for name in DOWNS}
-    counts = [f"{name} {count}" for name, count in told.items() if count]
-    where = ", ".join(port.id for port in loss.near)
-    if counts:
-        yield f"{where}: {', '.join(counts)} in {_span(loss)}"
+    parts = [f"{name} {count}" for name, count in told.items() if count]
     down = _share(loss, *links.PORT_DOWN)
     if down:
-        yield f"{where}: down for {_percent(down)} of {_span(loss)} (rdma_port_up)"
+        parts.append(f"down for {_percent(down)} of it (rdma_port_up)")
+    if parts:
+        where = ", ".join(port.id for port in loss.near if port.kind == "rdma_port")
+        yield f"{where or 'NIC'} in {_span(loss)}: {', '.join(parts)}"
 
 
 def _pcie(loss: Loss, waited: bool) -> Iterator[str]:
@@ -234,15 +235,15 @@ def _pcie(loss: Loss, waited: bool) -> Iterator[str]:
     rate = links.link_rate(lanes, generation) / 1e9
     if waited:
         yield f"the link was at {_percent(links.PCIE_FULL)} or more of its {rate:.0f} GB/s"
-    extra = _share(loss, *links.PCIE_EXTRA)
-    if extra >= LEAST_SHARE:
-        constant = loss.tick.constants.get(loss.entity, {}).get
-        most, newest = constant(links.MOST_LANES, lanes), constant(links.NEWEST, generation)
+    extra = loss.sums.get(links.PCIE_EXTRA, 0) / loss.sums.get(links.PCIE_DEGRADED, math.inf)
+    constant = loss.tick.constants.get(loss.entity, {}).get
+    most, newest = constant(links.MOST_LANES, lanes), constant(links.NEWEST, generation)
+    if extra >= LEAST_SHARE and (lanes < most or generation < newest):
         yield (
             f"{lanes:.0f} of {most:.0f} lanes at generation {generation:.0f} of {newest:.0f}"
             f" (gpu_pcie_link_width_lanes, gpu_pcie_link_generation), {rate:.0f} GB/s;"
             f" {_moved(loss, links.PCIE_MOVED)} moved, for which it took up to {_percent(extra)} of"
-            " the time longer"
+            " that time longer"
         )
 
 

@@ -28,6 +28,11 @@ NVLINK = (NVLINK_RECEIVED.name, NVLINK_TRANSMITTED.name)
 NVLINK_ERRORS = tuple(
     f'gpu_nvlink_errors_total{{type="{one}"}}' for one in ("replay", "recovery", "crc")
 )
+# What is counted of a port, and of an interface behind it, by the beginnings of their names.
+COUNTED = {
+    kind: tuple((name, ("rise", name)) for name in (*LOST, *DOWNS, *PACKETS) if name[:4] == start)
+    for kind, start in (("rdma_port", "rdma"), ("interface", "nic_"))
+}
 LANES, GENERATION = "gpu_pcie_link_width_lanes", "gpu_pcie_link_generation"
 MOST_LANES, NEWEST = "gpu_pcie_link_width_limit_lanes", "gpu_pcie_link_generation_limit"
 LINKS_UP, LINKS_EXPECTED = "gpu_nvlink_links_up", "gpu_nvlink_links_expected"
@@ -81,12 +86,11 @@ class LinkTime:
             if windows is None:
                 continue
             self._look_for_job_end(tick, port, windows)
-            for name in LOST:
+            for name, key in COUNTED[port.kind]:
                 rise = risen(windows, name)
-                put(("rise", name), rise)
-                lost += rise
-            for name in (*DOWNS, *PACKETS):
-                put(("rise", name), risen(windows, name))
+                if rise:
+                    put(key, rise)
+                    lost += rise if name in LOST else 0
             down_ns = max(down_ns, self._down_ns(port, windows))
         put(PORT_DOWN, down_ns)
         # Whose peer has ended times out: that is no loss.
@@ -147,7 +151,9 @@ class LinkTime:
         moved = max(risen(windows, name) for name in NVLINK)
         put(NVLINK_MOVED, moved)
         for name in NVLINK_ERRORS:
-            put(("rise", name), risen(windows, name))
+            rise = risen(windows, name)
+            if rise:
+                put(("rise", name), rise)
         up = highest(windows, LINKS_UP)
         if up is None:
             return 0

@@ -200,11 +200,11 @@ def test_the_evidence_has_numbers_units_and_names():
         " power 699 of 700 W"
     )
     assert text((120, WORKS), (120, at_once(WAITS, host(io=0.9)))) == (
-        "storage of the host: coincides with waits of the job, 30 s of the last 60 s: some work"
+        "storage of the host: coincides with 30 s of waits of the job in the last 60 s; some work"
         " waited for it in 90 % of them, in 2 % while the GPU worked"
         ' (host_pressure_seconds_total{kind="some"} of io)'
     )
-    assert "mlx5_0/1: rdma_packet_sequence_errors_total 12000 in the last 60 s" in text(
+    assert "mlx5_0/1 in the last 60 s: rdma_packet_sequence_errors_total 12000" in text(
         (120, WORKS), (120, at_once(WAITS, LOSES))
     )
     assert "4 of 16 lanes at generation 5 of 5" in text(
