@@ -22,6 +22,8 @@ from gpuwatch.reader_child import ReaderChild
 from gpuwatch.signals import Entity
 from gpuwatch.timeline import Grid
 
+LIVE_SECONDS = 10.0  # in which a reader has to answer
+KEPT_SECONDS = 60.0
 STREAMS = 16
 STREAM_SECONDS = 1.0
 LOOK_SECONDS = 0.05
@@ -54,7 +56,7 @@ class Api:
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
-        self._live, self._kept = ReaderChild(), ReaderChild()
+        self._live, self._kept = ReaderChild(LIVE_SECONDS), ReaderChild(KEPT_SECONDS)
         self._streams = 0
         self._closing = asyncio.Event()
         self._text = b""

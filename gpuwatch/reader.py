@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.errors import GpuwatchError, RecordingError, RequestError
+from gpuwatch.errors import GpuwatchError, RequestError
 from gpuwatch.history import FOREVER_NS, History
 from gpuwatch.lookback import Lookback
 from gpuwatch.place import Place
@@ -169,7 +169,7 @@ class Reader:
         directory = Path(self.place.recordings)
         paths = [directory / name for name in names or ()] or directory.glob(f"*{SUFFIX}")
         for path in paths:
-            with contextlib.suppress(OSError, RecordingError):
+            with contextlib.suppress(OSError, GpuwatchError):
                 stat = path.lstat()
                 key = (path.name, stat.st_ino, stat.st_mtime_ns)
                 if key not in self._listed:

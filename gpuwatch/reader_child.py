@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from gpuwatch.errors import RequestError
 
-DEADLINE_SECONDS = 60.0
 IDLE_SECONDS = 60.0
 WAITING = 16
 BUFFER_BYTES = 1 << 20
@@ -30,9 +29,10 @@ class Answer(NamedTuple):
 
 
 class ReaderChild:
-    """One reader; no process before it is first asked."""
+    """One reader; no process before it is first asked. An answer has to come within a deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_seconds: float) -> None:
+        self._deadline_seconds = deadline_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
         self._waiting = 0
@@ -68,7 +68,7 @@ class ReaderChild:
         assert process.stdout is not None
         whole = False
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with asyncio.timeout(self._deadline_seconds):
                 process.stdin.write(line)
                 await process.stdin.drain()
                 head = json.loads(await process.stdout.readuntil())
@@ -77,7 +77,7 @@ class ReaderChild:
                 answer = Answer(head["status"], await process.stdout.readexactly(head["bytes"]))
                 whole = True
         except TimeoutError:
-            text = f"reader: no answer in {DEADLINE_SECONDS:g} s: ask for less at once"
+            text = f"reader: no answer in {self._deadline_seconds:g} s: ask for less at once"
             raise RequestError(text, 503) from None
         finally:
             if not whole:

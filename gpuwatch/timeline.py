@@ -9,7 +9,7 @@ Times are wall time in nanoseconds; values are float64 in the signal's unit, NaN
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -124,6 +124,14 @@ class Timeline:
         self._rates.update(keys)
         self.put(keys, starts, ends, rates)
 
+    def put_bit(self, key: Key, like: Key) -> None:
+        """Begin the line of a bit that was never set where that of its set `like` is known."""
+        if key not in self._numbers:
+            new, other = self._where([key, like])
+            self._covered[new] = self._covered[other]
+            known = self._covered[other] > 0
+            self._low[new] = self._high[new] = np.where(known, 0.0, math.nan)
+
     def series(self) -> Iterator[dict[str, Any]]:
         """Yield each line as plain data, None where it is not known."""
         at_once = max(1, AT_ONCE // 4 // self.grid.steps)
@@ -184,7 +192,12 @@ class Held:
         kinds = [line.signal.kind for line in lines]
         self._gauges = [index for index, kind in enumerate(kinds) if kind is Kind.GAUGE]
         self._counters = [index for index, kind in enumerate(kinds) if kind is Kind.COUNTER]
-        self._bits = [index for index, kind in enumerate(kinds) if kind is Kind.BITS]
+        # By bit; those that are not declared are named when they are seen first.
+        self._labels: dict[int, dict[int, str]] = {
+            index: dict(lines[index].signal.bits)
+            for index, kind in enumerate(kinds)
+            if kind is Kind.BITS
+        }
         bounds = [lines[index].signal.bounds or FINITE for index in self._gauges]
         self._lowest = np.array([[low] for low, _ in bounds]).reshape(-1, 1)
         self._highest = np.array([[high] for _, high in bounds]).reshape(-1, 1)
@@ -221,10 +234,20 @@ class Held:
             inside = (shown >= self._lowest) & (shown <= self._highest)
         keys = [(self._lines[index].entity, self._lines[index].name) for index in self._gauges]
         self._timeline.put(keys, times, ends, np.where(inside, shown, math.nan))
-        for index in self._bits:
-            line = self._lines[index]
-            names, sets = _bits(line, values[index])
-            self._timeline.put([(line.entity, name) for name in names], times, ends, sets)
+        for index, labels in self._labels.items():
+            line, states = self._lines[index], values[index]
+            known = (states >= 0) & (states != MARKER)
+            whole = np.where(known, states, 0).astype(np.int64)
+            keys = [(line.entity, column_name(line.signal, label)) for label in labels.values()]
+            seen = int(np.bitwise_or.reduce(whole))
+            for bit in range(seen.bit_length()):
+                if seen >> bit & 1 and bit not in labels:
+                    labels[bit] = f"unknown_0x{1 << bit:x}"
+                    keys.append((line.entity, column_name(line.signal, labels[bit])))
+                    self._timeline.put_bit(keys[-1], like=keys[0])
+            bits = np.array([*labels], np.int64).reshape(-1, 1)
+            sets = np.where(known, whole >> bits & 1, math.nan)
+            self._timeline.put(keys, times, ends, sets)
 
     def _put_rates(self, times: Times, values: Floats, fresh: int) -> None:
         """Put the rates of counters between reads, up to those from row `fresh` on."""
@@ -287,19 +310,6 @@ def _reduced(edges: Times, starts: Times, ends: Times, values: Floats) -> _Reduc
         np.fmin.reduceat(parts, first, axis=1),
         np.fmax.reduceat(parts, first, axis=1),
     )
-
-
-def _bits(line: Line, states: Floats) -> tuple[list[str], Floats]:
-    """Return the names of a set's bits, and each as 0 or 1; those undeclared if they were set."""
-    known = (states >= 0) & (states != MARKER)
-    whole = np.where(known, states, 0).astype(np.int64)
-    labels: Mapping[int, str] = dict(line.signal.bits)
-    seen = int(np.bitwise_or.reduce(whole))
-    others = [bit for bit in range(seen.bit_length()) if seen >> bit & 1 and bit not in labels]
-    labels = {**labels, **{bit: f"unknown_0x{1 << bit:x}" for bit in others}}
-    bits = np.array(list(labels), np.int64).reshape(-1, 1)
-    sets = np.where(known, (whole >> bits) & 1, math.nan)
-    return [column_name(line.signal, label) for label in labels.values()], sets
 
 
 def _shortest(values: Floats) -> Floats:
