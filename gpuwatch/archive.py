@@ -24,6 +24,7 @@ from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.codec import Constants, Head
 from gpuwatch.history import FILE_NS, SORT
 from gpuwatch.history_writer import Batch, HistoryWriter, columns_of
+from gpuwatch.kernel_log import XID
 from gpuwatch.quota import Limits, is_full, sweep
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import Column, Entity, Event, Kind
@@ -246,7 +247,8 @@ class Archive:
         now_ns = read_clocks().realtime_ns
         kept = {*work.kept, self._writer.name, self._bytes.name}
         for (name, suffix), limits in self._limits.items():
-            sweep(self._state / name, suffix, limits, now_ns, kept)
+            # What applications do to themselves is the least of what was recorded.
+            sweep(self._state / name, suffix, limits, now_ns, kept, first=f"-{XID}-")
         if is_full(self._state, self._free_ratio):
             return True
         if work.batch is not None:

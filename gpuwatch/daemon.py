@@ -208,7 +208,7 @@ class Daemon:
         events = self.engine.judge(tick)
         for event in events:
             self.note(event)
-        self.recorder.hear(events)
+        self.recorder.hear((*events, *tick.events))
         if self.feed.released:
             self.engine.drop_pending()
         self.ticks = (tick, *self.ticks[:1])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks
 from gpuwatch.control import Message
 from gpuwatch.feed import Feed, entities_of
+from gpuwatch.kernel_log import XID, told
 from gpuwatch.place import names_of
 from gpuwatch.siblings import Done
 from gpuwatch.signals import HOST, Entity, Event
@@ -55,20 +56,29 @@ class FlightRecorder:
 
     @property
     def kept(self) -> set[str]:
-        """The recordings that no limit may remove: those of alerts that fire."""
-        return {a.recording for a in self._daemon.engine.alerts() if a.state == "firing"} - {""}
+        """The recordings that no limit may remove: those of alerts that fire, or are about to."""
+        return {a.recording for a in self._daemon.engine.alerts() if a.state != "inactive"} - {""}
 
     def hear(self, events: Iterable[Event]) -> None:
-        """Plan a recording of what rules said, if they ask for one."""
+        """Plan a recording of what rules said, if they ask for one, and of each Xid."""
         clocks = read_clocks()
         for event in events:
-            rule, _, what = event.name.rpartition("_")
-            if rule not in self._rules or what not in ("detected", "firing"):
+            key = self._key_of(event)
+            if key is None:
                 continue
-            key = (rule, event.entity)
             if not self._takes.plan(key, event.time_ns, clocks.wall_ns(event.time_ns)):
                 self.skipped["quiet"] += 1
                 self._show([key], self._takes.newest[key])
+
+    def _key_of(self, event: Event) -> Key | None:
+        """Return what an event is to be recorded as, None if it is not."""
+        rule, _, what = event.name.rpartition("_")
+        if rule in self._rules and what in ("detected", "firing"):
+            return rule, event.entity
+        # An application's own: no rule asks for it. A new daemon is told again of earlier ones.
+        is_new = event.name == XID and event.time_ns >= self._daemon.started_ns
+        said = told(event.detail) if is_new else None
+        return (XID, event.entity) if said and said.level == "info" else None
 
     def look(self, now_ns: int) -> None:
         """Start the next recording once its time is over."""

@@ -46,21 +46,27 @@ def stamped_ns(name: str) -> int | None:
 
 
 def sweep(
-    directory: Path, suffix: str, limits: Limits, now_ns: int, kept: Collection[str] = ()
+    directory: Path,
+    suffix: str,
+    limits: Limits,
+    now_ns: int,
+    kept: Collection[str] = (),
+    first: str = "",
 ) -> list[Path]:
     """Remove the oldest files beyond the limits, and return them; those named in `kept` stay.
 
-    Only files of ours count: their names begin with a time, which is their age. Raises OSError.
+    Those with `first` in their name go before all others. Only files of ours count: their names
+    begin with a time, which is their age. Raises OSError.
     """
     files = []
     for path in directory.glob(f"*{suffix}"):
         since_ns = stamped_ns(path.name)
         if since_ns is not None:
-            files.append((since_ns, path, path.stat().st_size))
+            files.append((first not in path.name, since_ns, path, path.stat().st_size))
     files.sort()
     number, total = len(files), sum(size for *_, size in files)
     removed = []
-    for since_ns, path, size in files:
+    for _, since_ns, path, size in files:
         old = now_ns - since_ns > limits.days * DAY_NS
         if (old or number > limits.files or total > limits.size) and path.name not in kept:
             path.unlink(missing_ok=True)

@@ -543,6 +543,9 @@ def test_limits_take_the_oldest_first(tmp_path):
     assert sweep(tmp_path, ".gwr", Limits(7, 100), NOW, kept=names[2:3]) == [tmp_path / names[3]]
     assert left(tmp_path) == {names[2]}
     assert sweep(tmp_path, ".gwr", Limits(0, 0, 0), NOW, kept=names) == []
+    (least,) = old(tmp_path, "-xid-gpu-0.gwr", 1)
+    (gone,) = sweep(tmp_path, ".gwr", Limits(7, 10**9, 1), NOW, first="-xid-")
+    assert gone.name == least
 
 
 def test_limits_are_for_files_of_ours(tmp_path):

@@ -55,9 +55,13 @@ def firing(running):
 
 
 def test_xids_are_counted_by_gpu_and_code(tmp_path):
-    """Each of several within a second shows, with its time; main codes begin at 0."""
+    """Each of several within a second shows, with its time, and is recorded with the others.
+
+    Main codes begin at 0.
+    """
     node = Logged(tmp_path)
-    with node.running() as running:
+    config = QUIET.replace("[recorder]", "[recorder]\nafter_seconds = 1.0")
+    with node.running(config) as running:
         wait_for(lambda: count(running, 79, "2") == 0)
         assert last(running, 79) is None
         began = time.time()
@@ -72,6 +76,13 @@ def test_xids_are_counted_by_gpu_and_code(tmp_path):
         node.xid(4321, 1)
         wait_for(lambda: count(running, 4321, "1") == 1)
         assert firing(running) == {("gpu_xid", "0")}
+
+        def shown():
+            return " ".join(event["detail"] for event in running.events("recording_saved"))
+
+        wait_for(lambda: "gpu_xid on gpu 0" in shown() and "xid on gpu 1" in shown())
+        assert running.alert("gpu_xid", "0")["recording"] in shown()
+        assert list((running.state / "recordings").glob("*Z-*xid-gpu-*.gwr"))
 
 
 def test_a_sampler_that_is_killed_counts_nothing_twice(tmp_path):
