@@ -65,7 +65,11 @@ def _float(number: float) -> float:
 
 def _brief(daemon: "Daemon") -> Message:
     keys = ("version", "source", "ready", "ticks_closed", "alerts", "sources", "state")
-    return {key: daemon.status()[key] for key in keys if key in daemon.status()}
+    found = {key: daemon.status()[key] for key in keys if key in daemon.status()}
+    alerts = [dict(alert) for alert in found["alerts"]]
+    for alert in alerts:
+        del alert["causes"]  # with them very many alerts would be more than a packet holds
+    return {**found, "alerts": alerts}
 
 
 def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: float) -> None:
