@@ -1,0 +1,241 @@
+"""The page's API over HTTP: a real daemon, its rings, a recording, the stream, and its readers."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import time
+import urllib.parse
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import Running, descendants, wait_for
+
+from gpuwatch.cli import main
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.ring import RingReader
+from gpuwatch.summation import row_dtype
+from gpuwatch.tmpfs import ring_directory
+
+CONFIG = """
+[simulated]
+gpus = 2
+[state]
+period_ms = 5
+realtime = false
+budget_ratio = 1
+[recorder]
+free_ratio = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """Run a made-up node; four seconds after its start the power brake is on."""
+    directory = tmp_path_factory.mktemp("api")
+    config = CONFIG.replace("[simulated]", "[simulated]\nfault_after_seconds = 4")
+    with Running(directory, "--source", "simulated:power-brake", config=config) as running:
+        yield running
+
+
+def asked(daemon, path, *parameters, **more):
+    """Return the JSON of a GET that is answered with 200."""
+    status, body = got(daemon, path, *parameters, **more)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def got(daemon, path, *parameters, **more):
+    query = urllib.parse.urlencode([*parameters, *more.items()])
+    return daemon.get(f"/api/v1/{path}" + (f"?{query}" if query else ""), timeout=70)
+
+
+def reader_pids(daemon):
+    return [pid for pid, line in descendants(daemon.process.pid) if "gpuwatch.reader" in line]
+
+
+@contextlib.contextmanager
+def stream(daemon):
+    """Yield an iterator over the statuses of one page."""
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=60)
+    connection.request("GET", "/api/v1/stream")
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Type") == "text/event-stream"
+
+    def statuses():
+        while line := answer.readline():
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+    try:
+        yield statuses()
+    finally:
+        connection.close()
+
+
+def test_the_stream_tells_a_fault_as_it_happens(daemon):
+    """The status comes at once, then for new ticks; a fault is in it within two more of them."""
+    with stream(daemon) as statuses:
+        first = next(statuses)
+        assert first["source"]["kind"] == "simulated"
+        closed, late = first["ticks_closed"], 0
+        for status in statuses:
+            assert status["ticks_closed"] > closed
+            closed = status["ticks_closed"]
+            times = {event["name"]: event["time_ns"] for event in status["events"]}
+            if "scenario_fault" in times:
+                if any(name.startswith("gpu_power_brake") for name in times):
+                    break
+                late += 1
+        assert late <= 2
+
+
+def test_a_zoom_to_milliseconds_gives_the_samples_of_the_ring(daemon):
+    """Where nothing changes within a step it is the sample, bit for bit and in order."""
+    column = "gpu_power_watts"
+    now = time.time()
+    wait_for(lambda: asked(daemon, "columns")["start"] < now - 3)
+    start = now - 1.5
+    answer = asked(
+        daemon, "series", signal=column, entity="gpu/1", start=start, end=start + 0.8, points=800
+    )
+    assert (answer["source"], answer["step"]) == ("ring", 0.001)
+    (series,) = answer["series"]
+    shown = [low for low, high in zip(series["min"], series["max"], strict=True) if low == high]
+    status = daemon.status()
+    offset_ns = status["realtime_ns"] - status["time_ns"]
+    read = []
+    for path in ring_directory(daemon.runtime).glob("state.*.ring"):
+        ring = RingReader(path)
+        gauges = ring.schema.columns[ring.schema.integers :]
+        rows = np.frombuffer(ring.read(0)[1], row_dtype(ring.schema))
+        seconds = (rows["time_ns"] + offset_ns) / SECOND_NS - start
+        inside = (seconds > -0.1) & (seconds < 0.9)
+        for index, (entity, signal_, _) in enumerate(gauges):
+            if (entity.id, signal_.name) == (status["gpus"][1]["pci_bus_id"], column):
+                read += [float(str(value)) for value in rows["gauges"][inside, index]]
+        ring.close()
+    assert len(changes(shown)) > 4
+    assert " ".join(map(str, changes(shown))) in " ".join(map(str, changes(read)))
+
+
+def changes(values):
+    """Return the values without those that repeat the one before."""
+    return [
+        value for value, before in zip(values, [None, *values], strict=False) if value != before
+    ]
+
+
+def test_live_values_follow_the_node(daemon):
+    """What a page asks for once a second: all GPUs, ports and the host, on one grid."""
+    now = time.time()
+    signals = [
+        "gpu_clock_hertz",
+        "gpu_throttle_active",
+        "rdma_port_data_received_bytes_total",
+        "host_pressure_seconds_total",
+        "gpu_nvlink_received_bytes_total",
+    ]
+    answer = wait_for(
+        lambda: (
+            (
+                found := asked(
+                    daemon,
+                    "series",
+                    *[("signal", name) for name in signals],
+                    start=time.time() - 4,
+                    end=time.time(),
+                    points=16,
+                )
+            )
+            and len({line["name"].partition("{")[0] for line in found["series"]}) == len(signals)
+            and found
+        )
+    )
+    assert all(len(line["mean"]) == 16 for line in answer["series"])
+    assert answer["until"] > now - 5
+    clocks = [line for line in answer["series"] if line["name"] == 'gpu_clock_hertz{clock="sm"}']
+    assert [line["entity"] for line in clocks] == [["gpu", "0"], ["gpu", "1"]]
+    assert all(mean is None or 2e8 < mean < 2e9 for line in clocks for mean in line["mean"])
+
+
+def test_a_recording_is_read_by_its_name(daemon, capsys):
+    """Listed, judged, drawn and fetched; what is asked of it needs no running node."""
+    assert main(["record", "--last", "3s", "--path.runtime", str(daemon.runtime)]) == 0
+    path = Path(capsys.readouterr().out.split()[-1])
+    listed = asked(daemon, "recordings")["recordings"]
+    mine = next(one for one in listed if one["name"] == path.name)
+    assert (mine["rule"], mine["entity"], mine["complete"]) == ("request", None, True)
+    assert mine["bytes"] == path.stat().st_size
+    name = {"recording": path.name}
+    columns = asked(daemon, "columns", **name)
+    assert columns["start"] == mine["start"]
+    series = asked(
+        daemon,
+        "series",
+        signal="gpu_clock_hertz",
+        points=10,
+        **name,
+        start=mine["start"],
+        end=mine["end"],
+    )
+    assert series["source"] == "recording"
+    assert {tuple(line["entity"]) for line in series["series"]} == {("gpu", "0"), ("gpu", "1")}
+    status = asked(daemon, "status", time=mine["end"], **name)
+    assert [gpu["gpu"] for gpu in status["gpus"]] == ["0", "1"]
+    assert status["recording"]["name"] == path.name
+    code, body = daemon.get(f"/api/v1/recordings/{path.name}")
+    assert (code, body) == (200, path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("series?signal=gpu_power_watts&start=nan&end=5", 400),
+        ("series?signal=gpu_power_watts&start=5&end=inf", 400),
+        ("series?signal=gpu_power_watts&start=5&end=4", 400),
+        ("series?signal=gpu_power_watts&start=5", 400),
+        ("series?signal=gpu_power_watts&start=1&end=2&points=2001", 400),
+        ("series?signal=gpu_power_watts&start=1&end=2&points=-1", 400),
+        ("series?signal=gpu_power_watts&start=1&start=2&end=3", 400),
+        ("series?signal=no%20name&start=1&end=2", 400),
+        ("series?start=1&end=2", 400),
+        ("series?signal=x&entity=8/0&start=1&end=2", 400),
+        ("series?signal=x&start=1&end=2&recording=..%2fx.gwr", 400),
+        ("series?signal=x&start=1&end=2&recording=none.gwr", 404),
+        ("series?signal=x&start=1&end=2&step=3", 400),
+        ("columns?recording=none.gwr", 404),
+        ("status?recording=none.gwr", 404),
+        ("status?time=5", 400),
+        ("stream?x=1", 400),
+        ("recordings/none.gwr", 404),
+        ("recordings/..%2f..%2fgpuwatch.sqlite", 404),
+        ("recordings/%2e%2e", 400),
+    ],
+)
+def test_nonsense_is_answered_in_one_line(daemon, path, status):
+    """The key that is wrong, and what to give."""
+    code, body = daemon.get(f"/api/v1/{path}")
+    assert (code, body.count(b"\n")) == (status, 0)
+    assert b"Traceback" not in body
+
+
+def test_a_reader_that_stands_still_holds_up_no_scrape(daemon):
+    """Metrics, status and stream go on; a reader that was killed is started anew."""
+    now = time.time()
+    ask = {"signal": "gpu_power_watts", "start": now - 2, "end": now}
+    asked(daemon, "series", **ask)
+    pids = reader_pids(daemon)
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert daemon.get("/metrics")[0] == 200
+    assert daemon.get("/api/v1/status")[0] == 200
+    with stream(daemon) as statuses:
+        assert next(statuses)["ticks_closed"] < next(statuses)["ticks_closed"]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert asked(daemon, "series", **ask)["series"]
+    assert not set(reader_pids(daemon)) & set(pids)
