@@ -88,19 +88,20 @@ class Screen:
         with contextlib.suppress(OSError, termios.error):  # a terminal that has gone
             self._give_back()
 
-    def show(self, head: Sequence[Text], body: Sequence[Text], foot: Text) -> None:
+    def show(self, head: Sequence[Text], body: Sequence[Text], foot: Sequence[Text]) -> None:
         """Draw lines that fit the width; what is too long may be scrolled."""
         columns, lines = self.size
-        self._pages = max(1, lines - len(head) - 1)
+        self._pages = max(1, lines - len(head) - len(foot))
         self._beyond = max(0, len(body) - self._pages)
         self.offset = min(self.offset, self._beyond)
         shown = list(body[self.offset : self.offset + self._pages])
         shown += [Text()] * (self._pages - len(shown))
+        *before, last = foot
         if self._beyond:
-            last = min(len(body), self.offset + self._pages)
-            foot = Text(f"{self.offset + 1}-{last} of {len(body)}  ", style=foot.style).append(foot)
-        foot.truncate(columns)
-        drawn = [*head, *shown, foot][:lines]
+            end = min(len(body), self.offset + self._pages)
+            last = Text(f"{self.offset + 1}-{end} of {len(body)}  ", style=last.style).append(last)
+        last.truncate(columns)
+        drawn = [*head, *shown, *before, last][:lines]
         text = f"{REST_OF_LINE}\r\n".join(self._line(line, columns) for line in drawn)
         self._write(f"{HOME}{text}{REST_OF_LINE}{REST_OF_SCREEN}")
 

@@ -16,16 +16,7 @@ from gpuwatch.view_gpus import SORTS, STYLES, Sort, gpus_of, ordered, table
 
 EVENTS_SHOWN = 10
 VERDICTS = {"ok": "bold green", "watch": "bold yellow"}  # the others ask for a person
-HELP = """\
-Keys
-  q          leave
-  ↑ ↓        scroll by a line; PgUp PgDn by a page; Home End
-  p          hold the picture as it is, and go on
-  s          order of the GPUs: number, state, slowest clock, power,
-             temperature, utilization
-  a          all alerts and causes, or as many as leave room for the GPUs
-  ?          this page, and back
-
+COLUMNS = """
 Columns; what is not known is "-", the rest is as in /api/v1/status
   STATE      ok; critical, warning: the worst alert that fires; lost: does not
              answer; hung: left alone, for a call to it did not return;
@@ -52,6 +43,7 @@ class Looks:
     help: bool = False
     paused: bool = False
     all_alerts: bool = False
+    keys: str = ""  # what they do, for the page of help
 
     @property
     def order(self) -> Sort:
@@ -65,8 +57,6 @@ class Looks:
                 self.sort += 1
             case "?" | "h":
                 self.help = not self.help
-            case "p":
-                self.paused = not self.paused
             case "a":
                 self.all_alerts = not self.all_alerts
             case _:
@@ -84,20 +74,20 @@ class Picture(NamedTuple):
 def picture(
     status: Mapping[str, Any],
     minute: Mapping[str, Any],
-    name: str,
     size: tuple[int, int],
     looks: Looks,
 ) -> Picture:
-    """Return the view of a node called `name` for a terminal of `size`, (columns, lines).
+    """Return the view of a node, or of a recording, for a terminal of `size`, (columns, lines).
 
     With 0 lines all is shown, however long it becomes.
     """
     width, height = max(1, size[0]), size[1]
     history = told.Minute(minute)
     gpus = gpus_of(status, history)
-    head = [_head(status, name, [gpu.state for gpu in gpus], looks)]
+    head = [_head(status, [gpu.state for gpu in gpus], looks)]
     if looks.help:
-        return Picture(_fit(head, width), _fit([Text(line) for line in HELP.splitlines()], width))
+        page = [Text(line) for line in (looks.keys + COLUMNS).splitlines()]
+        return Picture(_fit(head, width), _fit(page, width))
     # Of a small terminal alerts take what the GPUs leave, but a few lines whatever they leave.
     left = min(height // 3, height - len(gpus) - 3)
     room = None if looks.all_alerts or not height else max(4, left)
@@ -116,6 +106,24 @@ def picture(
     return Picture(_fit(head, width), _fit(body, width))
 
 
+def slider(now: float, start: float, end: float, width: int, *, playing: bool) -> Text:
+    """Return where in a recording, from `start` to `end` in unix seconds, we are."""
+    share = (now - start) / (end - start) if end > start else 0.0
+    line = Text("▶ " if playing else "‖ ", style="bold")
+    line.append(f"{_clock(now * 1e9)}  {_passed(now - start)} of {_passed(end - start)}  ")
+    room = width - line.cell_len
+    if room >= 10:
+        at = round(share * (room - 1))
+        line.append(f"{'━' * at}●{'─' * (room - 1 - at)}", style="not bold")
+    line.truncate(width)
+    return line
+
+
+def _passed(seconds: float) -> str:
+    whole = int(max(0.0, seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
 def foot(fault: str, keys: str) -> Text:
     """Return the last line: what keys there are, or why there is nothing new."""
     return Text(told.text(fault), style="reverse") if fault else Text(keys, style="dim")
@@ -129,9 +137,11 @@ def _fit(lines: Iterable[Text], width: int) -> list[Text]:
     return found
 
 
-def _head(status: Mapping[str, Any], name: str, states: Sequence[str], looks: Looks) -> Text:
+def _head(status: Mapping[str, Any], states: Sequence[str], looks: Looks) -> Text:
     verdict = told.text(status.get("verdict")) or "not known yet"
-    line = Text(told.text(name), style="bold")
+    recording = told.text(told.mapping(status.get("recording")).get("name"))
+    name = recording or told.text(status.get("hostname")) or "this node"
+    line = Text(name, style="bold")
     line.append("  ")
     line.append(verdict, style=VERDICTS.get(verdict, "bold red reverse"))
     silent = sum(state in ("lost", "hung") for state in states)
@@ -147,7 +157,7 @@ def _head(status: Mapping[str, Any], name: str, states: Sequence[str], looks: Lo
         line.append(f"  by {looks.order.name}", style="not bold")
     source = told.mapping(status.get("source"))
     kind = told.text(source.get("kind")) or "nvml"
-    if kind != "nvml":
+    if kind != "nvml" and not recording:
         what = " ".join(filter(None, (kind, told.text(source.get("scenario")))))
         line.append("  ")
         line.append(f"not this node's: {what}", style="reverse not bold")

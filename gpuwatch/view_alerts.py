@@ -86,11 +86,10 @@ def _alert(alert: Mapping[str, Any], width: int, causes: Causes) -> _Block:
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
-    """Return a cause as "power cap 42%: evidence"; its share is of the last minute."""
-    share, name = told.number(cause.get("share")), told.text(cause.get("cause"))
-    head = name.replace("_", " ") + ("" if share is None else f" {told.share(share)}")
-    text = told.text(cause.get("text"))
-    return ": ".join(filter(None, (head, text.removeprefix(f"{name}: "))))
+    """Return a cause as "42% power limit: evidence"; its share is of the last minute."""
+    share = told.number(cause.get("share"))
+    text = told.text(cause.get("text")) or told.text(cause.get("cause")).replace("_", " ")
+    return text if share is None else f"{told.share(share)} {text}"
 
 
 def _slowed(status: Mapping[str, Any], causes: Causes) -> list[_Block]:

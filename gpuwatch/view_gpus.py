@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
 from rich.text import Text
@@ -30,6 +30,7 @@ SEVERITIES = tuple(STYLES)
 BLOCKS = "▁▂▃▄▅▆▇█"
 GIBI = 2**30
 NARROW, WIDE = 100, 160
+SPARE = 7  # columns from this order on are left out while nothing of them is known
 LEAST_SPARK, MOST_SPARK = 10, 60
 
 
@@ -155,6 +156,11 @@ def table(gpus: Sequence[Gpu], width: int) -> list[Text]:
     gap = 1 if width < WIDE else 2
     parts = [part._replace(most=16) if width < NARROW else part for part in PARTS]
     cells = [[part.cell(gpu) for gpu in gpus] for part in parts]
+    known = [
+        part.order < SPARE or any(cell.plain != "-" for cell in column)
+        for part, column in zip(parts, cells, strict=True)
+    ]
+    parts, cells = list(compress(parts, known)), list(compress(cells, known))
     widths = [
         min(part.most, max(part.least, len(part.head), *(cell.cell_len for cell in column)))
         for part, column in zip(parts, cells, strict=True)

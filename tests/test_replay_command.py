@@ -142,15 +142,6 @@ def test_bundled_is_the_recording_of_the_package(recorded, capsys, monkeypatch):
     assert "0:00:02 judged: nothing fired" in lines[0]
 
 
-def test_without_rules_the_way_to_see_it_is_told(tmp_path, capsys):
-    """The page of a recording is not there yet: one line that says what is."""
-    code, _, error = run(capsys, "x.gwr")
-
-    assert code == 64
-    assert error.count("\n") == 1
-    assert "gpuwatch run --source replay:x.gwr" in error
-
-
 @pytest.mark.parametrize("content", [None, b"", b"no recording\n"])
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path, capsys, content):
     """A missing, empty or foreign file names itself and the fix."""

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from rich.console import Console
 from running import Running, wait_for
 from terminal import SGR, Terminal
 
-from gpuwatch import cli, control
+from gpuwatch import cli, control, told
+from gpuwatch.commands.top import Daemon
 from gpuwatch.errors import ControlError
 from gpuwatch.minute import Minute
 from gpuwatch.screen import keys_of
@@ -55,7 +57,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("top")
     with Running(directory, "--source", "simulated:thermal", config=CONFIG) as daemon:
         wait_for(lambda: (daemon.alert("gpu_hw_thermal_slowdown") or {}).get("state") == "firing")
+        wait_for(lambda: knows_rates(daemon))
         yield daemon
+
+
+def knows_rates(running: Running) -> bool:
+    """Say whether counters were read long enough for the rates of all links."""
+    with closing(Daemon(running.runtime / "control.sock")) as daemon:
+        minute = told.Minute(daemon.answer()["minute"])
+    names = ("gpu_nvlink_received_bytes_total", "gpu_pcie_received_bytes_total")
+    return None not in [minute.recent("gpu", "7", name) for name in names]
 
 
 def top(running: Running, *words: str, **more: Any) -> Terminal:
@@ -301,7 +312,7 @@ MINUTE = {
 
 def drawn(status: Any, minute: Any, columns: int = 120, lines: int = 0, **looks: Any) -> list[str]:
     """Return the lines of a picture as they reach a terminal."""
-    shown = picture(status, minute, "node", (columns, lines), Looks(**looks))
+    shown = picture(status, minute, (columns, lines), Looks(**looks))
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=columns + 1, highlight=False)
     for line in (*shown.head, *shown.body):
@@ -327,7 +338,7 @@ def alert(rule: str, severity: str, number: int, state: str = "firing", **more: 
 
 def test_alerts_come_first_with_causes_and_the_next_step():
     """The worst is on top; under it what it comes from and what to do; pending ones are last."""
-    causes = [{"cause": "power_cap", "share": 0.42, "text": "power_cap: the board is at its limit"}]
+    causes = [{"cause": "power_cap", "share": 0.42, "text": "power limit: the board is at 700 W"}]
     alerts = [
         alert("gpu_slow", "warning", 1),
         alert("gpu_later", "critical", 3, state="pending", causes=causes),
@@ -337,12 +348,12 @@ def test_alerts_come_first_with_causes_and_the_next_step():
     gpus = [{**gpu, "causes": causes} for gpu in STATUS["gpus"][:3]]
     lines = drawn({**STATUS, "alerts": alerts, "gpus": gpus}, MINUTE)
     assert lines[1] == "critical gpu_bad gpu 2  0.5, limit 0.1  since 12:01:02Z"
-    assert lines[2].strip() == "because power cap 42%: the board is at its limit"
+    assert lines[2].strip() == "because 42% power limit: the board is at 700 W"
     assert lines[3].strip() == "Mend it."
     assert lines[4].startswith("critical gpu_bad_too gpu 2")
     assert lines[6].startswith("warning  gpu_slow gpu 1")
     assert lines[8].startswith("pending  gpu_later gpu 3")
-    assert lines[9] == "slowed   GPU 0 1  power cap 42%: the board is at its limit (GPU 0)"
+    assert lines[9] == "slowed   GPU 0 1  42% power limit: the board is at 700 W (GPU 0)"
     assert lines[10].startswith("GPU STATE")
 
 

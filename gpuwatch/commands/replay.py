@@ -1,4 +1,4 @@
-"""`gpuwatch replay`: what today's rules say of a recording."""
+"""`gpuwatch replay`: a recording on a page and in the terminal, or judged by the rules."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -22,10 +22,10 @@ CODES = {"info": PASS, "warning": WARN, "critical": FAIL}
 
 
 class Replay:
-    """Judges a recording at full speed, by the same windows and rules as the daemon."""
+    """Serves a recording, or judges it at full speed, by the windows and rules of the daemon."""
 
     name = "replay"
-    help = "judge a recording by today's rules"
+    help = "show a recording on a page and in the terminal, or judge it by today's rules"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the recording and for how long it is played."""
@@ -41,18 +41,30 @@ class Replay:
             help="repeat the recording until this much of its time has passed: 60s, 30m",
         )
         parser.add_argument("--config", metavar="FILE", help="config file, for its rules")
+        parser.add_argument(
+            "--web.listen-address",
+            dest="listen_address",
+            metavar="ADDRESS",
+            help="where to serve the page (default: a free port of this machine alone)",
+        )
 
     def run(self, arguments: Namespace) -> int:
-        """Print each alert that fires and return the worst one's code: 1 warning, 2 critical."""
-        if not arguments.rules:
-            raise ConfigError(
-                "gpuwatch replay: the page of a recording is not there yet: add --rules, or serve"
-                f" it with gpuwatch run --source replay:{arguments.file}"
-            )
+        """Serve until left; or print each alert that fires and return the worst one's code.
+
+        That is 1 for warning, 2 for critical.
+        """
+        if arguments.rules and arguments.listen_address:
+            raise ConfigError("--web.listen-address: --rules serves nothing: leave one of them out")
+        if arguments.loop_for and not arguments.rules:
+            raise ConfigError("--for: says for how long --rules judges: add --rules")
         config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
         bundled = arguments.file == "bundled"
         path = BUNDLED_RECORDING if bundled else Path(arguments.file)
-        return _judge(path, config["rules"], arguments.loop_for)
+        if arguments.rules:
+            return _judge(path, config["rules"], arguments.loop_for)
+        from gpuwatch.commands.replay_page import serve
+
+        return serve(path, config["rules"], arguments.listen_address or "127.0.0.1:0")
 
 
 def _judge(path: Path, overrides: dict[str, dict[str, object]], seconds: float | None) -> int:

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import select
-import socket
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -20,6 +19,18 @@ from gpuwatch.paths import control_socket
 LEAST_INTERVAL = 0.25  # there is nothing new more often
 PATIENCE_SECONDS = 5.0  # for an answer
 ASK = {"command": "status", "whole": True}
+
+KEYS_LINE = "q quit  ↑↓ scroll  p pause  s sort  a all alerts  ? help"
+KEYS = """\
+Keys
+  q          leave
+  ↑ ↓        scroll by a line; PgUp PgDn by a page; Home End
+  p          hold the picture as it is, and go on
+  s          order of the GPUs: number, state, slowest clock, power,
+             temperature, utilization
+  a          all alerts and causes, or as many as leave room for the GPUs
+  ?          this page, and back
+"""
 
 Answer = Mapping[str, Any]  # {"status", "minute"}
 
@@ -177,7 +188,7 @@ def _draw_once(daemon: Daemon) -> int:
 
     answer = daemon.answer()
     size = (shutil.get_terminal_size().columns, 0)
-    shown = picture(answer["status"], answer["minute"], socket.gethostname(), size, Looks())
+    shown = picture(answer["status"], answer["minute"], size, Looks())
     printed([*shown.head, *shown.body], sys.stdout.write)
     return _code(answer)
 
@@ -186,19 +197,20 @@ def _watch(daemon: Daemon, interval: float) -> int:
     from gpuwatch.screen import Screen
     from gpuwatch.view import Looks, foot, picture
 
-    keys_line = "q quit  ↑↓ scroll  p pause  s sort  a all alerts  ? help"
-    looks, name = Looks(), socket.gethostname()
+    looks = Looks(keys=KEYS)
     answer = daemon.answer()  # before the screen is taken: without a daemon one line says so
     due = time.monotonic() + interval
     with Screen() as screen:
         while not screen.ended:
-            shown = picture(answer["status"], answer["minute"], name, screen.size, looks)
-            screen.show(shown.head, shown.body, foot(daemon.told, keys_line))
+            shown = picture(answer["status"], answer["minute"], screen.size, looks)
+            screen.show(shown.head, shown.body, [foot(daemon.told, KEYS_LINE)])
             keys, _ = screen.wait(daemon.descriptors, due)
             for key in keys:
                 if key == "q":
                     return PASS
-                if looks.press(key):
+                if key == "p":
+                    looks.paused = not looks.paused
+                elif looks.press(key):
                     screen.offset = 0
                 else:
                     screen.scroll(key)
