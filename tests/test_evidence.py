@@ -308,14 +308,37 @@ def test_a_disk_without_room(tmp_path, disk):
         wait_for(lambda: running.value("gpuwatch_history_rows_total"), what="history goes on")
 
 
+def test_a_disk_that_fills_while_a_recorder_writes(tmp_path, disk):
+    """There is room for the head alone: said in a line, nothing is left half, scrapes go on."""
+    filler = disk / "filler"
+
+    def refused():
+        """Leave 12 kB, which the database may give or take, and ask for a recording."""
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        os.truncate(filler, max(0, filler.stat().st_size - 12_288))
+        answer = request(running)
+        return answer if answer.returncode else None
+
+    with hot(tmp_path, after=60) as running:
+        wait_for(lambda: running.status()["ticks_closed"] > 8)
+        (line,) = wait_for(refused).stderr.splitlines()
+        assert "No space left on device: make room there" in line
+        assert not list((disk / "recordings").glob("*.tmp"))
+        go_on(running)
+        filler.unlink()
+        assert contents(Path(request(running).stdout.strip()))[-1]
+
+
 def test_no_limit_removes_the_recording_of_an_open_alert(tmp_path):
-    """The newest stay, and that of an alert that fires however old; files of others stay too."""
+    """By number, bytes and age all others go; files of others stay."""
     directory = tmp_path / "state/recordings"
     directory.mkdir(parents=True)
     names = [f"2026010{day}T000000Z-request.gwr" for day in range(1, 6)]
     for name in [*names, "mine.gwr"]:
         (directory / name).write_text("old")
-    recorder = "free_ratio = 0\nkeep_count = 1\nkeep_days = 3650.0"
+    recorder = "free_ratio = 0\nkeep_count = 1\nkeep_bytes = 0\nkeep_days = 0.0"
     with hot(tmp_path, recorder=recorder) as running:
         (event,) = saved(running)
         wait_for(lambda: (running.alert(RULE) or {}).get("state") == "firing")
@@ -324,7 +347,7 @@ def test_no_limit_removes_the_recording_of_an_open_alert(tmp_path):
         mine = event["detail"].partition(":")[0]
         left = {path.name for path in recordings(running)}
     assert {"mine.gwr", mine} <= left
-    assert not left & set(names[:4])
+    assert not left & set(names)
 
 
 def test_asked_for_recordings_say_so_in_their_name(tmp_path):
@@ -351,20 +374,28 @@ def test_a_restarted_daemon_does_not_record_again(tmp_path):
 
 
 def test_rings_of_a_killed_gpuwatch_are_saved(tmp_path):
-    """After `kill -9` of the supervisor the next start saves the last minute, but not each time."""
-    with hot(tmp_path, after=60) as running:
-        wait_for(lambda: running.events("scenario_fault"))
-        fault = running.events("scenario_fault")[0]["time_ns"]
-        wait_for(lambda: running.status()["ticks_closed"] > 16)
+    """All is killed at once while a recorder writes: the next start saves what there is of both.
+
+    The rings of the last minute become a recording, but not each time; what the recorder had
+    written whole gets its name, and says that it was cut short.
+    """
+    heated(tmp_path / "whole.gwr", 1)
+    with hot(tmp_path) as running:
+        fault = wait_for(lambda: running.events("scenario_fault"))[0]["time_ns"]
+        _, unfinished = stopped_recorder(running)
+        unfinished.write_bytes((tmp_path / "whole.gwr").read_bytes()[:-40])
         children = [pid for pid, _ in descendants(running.process.pid)]
-        running.process.kill()
+        for pid in (running.process.pid, *children):
+            os.kill(pid, signal.SIGKILL)
         running.process.wait()
         wait_for(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in children))
         rings = ring_directory(running.runtime)
         assert list(rings.glob("*.ring"))
     with Running(tmp_path, "--source", "simulated", config=settings()) as running:
         (event,) = wait_for(lambda: running.events("rings_saved"))
-        (path,) = recordings(running)
+        cut = unfinished.with_suffix("")
+        (path,) = set(recordings(running)) - {cut}
+        assert not contents(cut)[-1]
         assert path.name.endswith("Z-crash.gwr")
         assert event["detail"].startswith(f"{path.name}: ")
         assert not (rings / "crashed").exists()
@@ -379,7 +410,7 @@ def test_rings_of_a_killed_gpuwatch_are_saved(tmp_path):
     with Running(tmp_path, "--source", "simulated", config=settings()) as running:
         wait_for(lambda: not (rings / "crashed").exists())
         wait_for(lambda: running.value("gpuwatch_recordings_skipped_total", "quiet") == 1)
-        assert recordings(running) == [path]
+        assert set(recordings(running)) == {path, cut}
         assert running.stop() == 0
     assert not list(ring_directory(running.runtime).glob("*"))
 
