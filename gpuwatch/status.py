@@ -179,6 +179,12 @@ def describe(shown: Snapshot) -> dict[str, Any]:
                 "causes": causes.get(info.entity, []),
                 "xids": _xids(shown, info.entity),
                 "values": {**constants[info.entity], **_values(shown, info.entity)},
+                "instances": [
+                    {**part.labels, "values": _values(shown, part.entity)}
+                    for part in shown.entities
+                    if part.entity.kind == "gpu_instance"
+                    and part.entity.id.partition("/")[0] == info.entity.id
+                ],
             }
             for info in shown.entities
             if info.entity.kind == "gpu"

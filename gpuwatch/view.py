@@ -20,7 +20,7 @@ COLUMNS = """
 Columns; what is not known is "-", the rest is as in /api/v1/status
   STATE      ok; critical, warning: the worst alert that fires; lost: does not
              answer; hung: left alone, for a call to it did not return;
-             released: left to another tool
+             released: left to another tool; of a MIG instance its profile
   UTIL       share of time in which a kernel ran
   SM MHz     SM clock / highest SM clock
   THROTTLED  share of the last 3 s in which the driver held the clock down
@@ -132,6 +132,7 @@ def foot(fault: str, keys: str) -> Text:
 def _fit(lines: Iterable[Text], width: int) -> list[Text]:
     found = []
     for line in lines:
+        line.rstrip()
         line.truncate(width, overflow="ellipsis")
         found.append(line)
     return found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ class Gpu:
     style: str
     values: Mapping[str, Any]
     minute: told.Minute
+    instances: "list[Gpu]" = field(default_factory=list)  # of MIG
 
     def value(self, name: str) -> float | None:
         """Return the newest value of a column, None if it is not known."""
@@ -120,8 +121,21 @@ def gpus_of(status: Mapping[str, Any], minute: told.Minute) -> list[Gpu]:
         state, style = _state(one.get("up", 1), values, worst.get(number, ""))
         if released:
             state, style = "released", "cyan"
-        found.append(Gpu(number, state, style, values, minute))
+        instances = [
+            _instance(number, part, minute) for part in told.mappings(one.get("instances"))
+        ]
+        found.append(Gpu(number, state, style, values, minute, instances))
     return found
+
+
+def _instance(number: str, told_of: Mapping[str, Any], minute: told.Minute) -> Gpu:
+    """Return a MIG instance as a row of its own: the profile in place of the state."""
+    name, profile = (told.text(told_of.get(key)) for key in ("gpu_instance", "profile"))
+    values = {
+        key.replace("gpu_instance_", "gpu_", 1): value
+        for key, value in told.mapping(told_of.get("values")).items()
+    }
+    return Gpu(f"{number}/{name}", profile, "dim", values, minute)
 
 
 def _state(up: Any, values: Mapping[str, Any], severity: str) -> tuple[str, str]:
@@ -141,14 +155,14 @@ def _negative(value: float | None) -> float | None:
 
 
 def ordered(gpus: Sequence[Gpu], sort: Sort) -> list[Gpu]:
-    """Return GPUs in that order; those of which it is not known come last."""
+    """Return GPUs in that order, each with its instances; those not known of come last."""
 
     def key(gpu: Gpu) -> tuple[float, int, str]:
         value = sort.key(gpu)
         number = int(gpu.number) if gpu.number.isdecimal() and len(gpu.number) < 9 else 10**9
         return (math.inf if value is None else -value, number, gpu.number)
 
-    return sorted(gpus, key=key)
+    return [row for gpu in sorted(gpus, key=key) for row in (gpu, *gpu.instances)]
 
 
 def table(gpus: Sequence[Gpu], width: int) -> list[Text]:
@@ -205,9 +219,12 @@ def _append_sparks(lines: Sequence[Text], gpus: Sequence[Gpu], room: int, gap: i
         ("POWER 60s", POWER, POWER_LIMIT),
     )[: 1 + both]:
         drawn = [Text(head)]
-        for gpu in gpus:
+        # A GPU that does not answer tells no limit: that of the others is as good.
+        limits = [gpu.value(limit) for gpu in gpus]
+        most = max(filter(None, limits), default=None)
+        for gpu, own in zip(gpus, limits, strict=True):
             means = gpu.minute.means("gpu", gpu.number, name)
-            drawn.append(Text(spark(means, gpu.value(limit), width), style="cyan"))
+            drawn.append(Text(spark(means, own or most, width), style="cyan"))
         for line, cell in zip(lines, drawn, strict=True):
             _append(line, cell, width, gap, left=True)
 

@@ -378,6 +378,14 @@ def test_the_last_minute():
     assert "█" not in next(line for line in lines if line.startswith("  1 "))
 
 
+def test_mig_instances_have_rows():
+    """An instance stands below its GPU, however the GPUs are sorted."""
+    lines = drawn(STATUS, MINUTE, 120, sort=3)
+    place = next(place for place, line in enumerate(lines) if line.startswith("3/1 3g.71gb"))
+    assert lines[place - 1].startswith("  3 ")
+    assert re.search(r" 16/48 +12% +50% +25%", lines[place])
+
+
 NASTY = (
     "\x1b]0;owned\x07",
     "\x1b[2J\x1b[31mred",
@@ -402,6 +410,7 @@ def test_a_name_does_not_steer_the_terminal(name):
     status["ports"][0] |= {"device": name, "gpu": name}
     gpu = status["gpus"][0]
     gpu |= {"gpu": name, "name": name, "causes": [{"cause": name, "text": name, "share": 1}]}
+    gpu["instances"] = [{"gpu_instance": name, "profile": name, "values": {name: 1}}]
     gpu["values"][f'gpu_throttle_active{{reason="{name}"}}'] = 1
     minute = json.loads(json.dumps(MINUTE))
     minute["series"] += [
