@@ -89,12 +89,13 @@ def at_once(columns, *others):
 
 
 def played(*runs, constants=CONSTANTS, near=NEAR):
-    """Feed runs of (ticks, entities); entities may be a function of the tick's number."""
+    """Feed runs of (ticks, entities): none for ticks that are missing, or a function of which."""
     causes, now = Causes(near), 0
     for count, entities in runs:
         for number in range(count):
             made = entities(number) if callable(entities) else entities
-            causes.add(node(now, made, constants))
+            if made is not None:
+                causes.add(node(now, made, constants))
             now += TICK_NS
     return causes
 
@@ -121,6 +122,7 @@ def nvlink(number):
     return at_once(gpu(busy=0.12, gpu_nvlink_received_bytes_total=moved))
 
 
+RECEIVES = {"gpu_pcie_received_bytes_total": moves(2)}
 SINGLE = [
     # Clocks: a fifth of the clock for all of the minute, or for a part of it.
     ([(240, at_once(gpu(0.8 * FULL, on=["sw_power_cap"])))], [("power_cap", 0.2)]),
@@ -159,6 +161,8 @@ SINGLE = [
     ([(120, WORKS), (120, at_once({'gpu_hung{duty="state"}': 1.0}))], [("not_answering", 0.5)]),
     # What is wrong with a link has no share of its own, but comes only if it matters.
     ([(240, at_once(gpu(gpu_pcie_link_width_lanes=4.0)))], [("pcie", None)]),
+    ([(140, WORKS), (20, at_once(gpu(gpu_pcie_link_width_lanes=4.0)))], [("pcie", None)]),
+    ([(240, at_once(gpu(gpu_pcie_link_generation=3.0, **RECEIVES)))], [("pcie", None)]),
     (
         [
             (60, WORKS),
@@ -293,7 +297,23 @@ NONE = [
     [(240, at_once(gpu(), port(rdma_port_up=0.0)))],
     [(60, WORKS), (180, at_once(gpu(), port(rdma_port_up=0.0, rdma_port_enabled=0.0)))],
     [(60, WORKS), (180, at_once(gpu(gpu_nvlink_links_up=17.0)))],
-    [(240, at_once(gpu(gpu_pcie_link_generation=1.0, gpu_pcie_received_bytes_total=moves(0.01))))],
+    [(240, at_once(gpu(gpu_pcie_link_generation=1.0, gpu_pcie_received_bytes_total=moves(0.5))))],
+    [(240, at_once(gpu(busy=0.0, gpu_processes=0.0, gpu_pcie_link_width_lanes=4.0)))],
+    # Of few packets a share is chance.
+    [
+        (
+            240,
+            at_once(
+                gpu(),
+                port(
+                    rdma_packet_sequence_errors_total=Rise(1.0),
+                    rdma_port_packets_received_total=Rise(100.0),
+                ),
+            ),
+        )
+    ],
+    # Waits between which a tick is missing may be two short ones.
+    [(4, WORKS), (1, at_once(WAITS)), (1, None), (1, at_once(WAITS))] * 20,
     # A job that comes with many processes, one after the other.
     [(4, WORKS), (4, at_once(gpu(gpu_processes=2.0))), (240, at_once(gpu(gpu_processes=8.0)))],
     # It is over: a minute later nothing is left of it.
@@ -443,6 +463,41 @@ def test_shares_are_never_more_than_was_lost(script):
     for key in {*drifted, *expected}:
         if key[0] in kinds and key[1] not in ("shared", "nvlink_degraded"):
             assert drifted.get(key, 0) == expected.get(key, 0), key
+
+
+def test_time_that_was_not_seen_is_not_counted():
+    """Shares are of what was seen: before a sampler begins there is no GPU that works well."""
+    capped = at_once(gpu(0.8 * FULL, on=["sw_power_cap"]))
+    dark = at_once(dict.fromkeys(gpu()))
+    assert told((40, dark), (40, capped)) == told((40, capped)) == [("power_cap", 0.2)]
+
+
+def test_a_light_load_is_no_part_of_waits():
+    """Nor of the time that the evidence speaks of."""
+    light = at_once(gpu(busy=0.15))
+    found = text((40, WORKS), (40, light), (40, at_once(WAITS, host(io=0.9))))
+    assert "coincides with 10 s of waits of the job in the last 30 s" in found
+
+
+def test_a_link_that_was_looked_at_while_idle_is_not_full():
+    """A link's generation is read every ten seconds: more bytes than it could carry say so."""
+    stale = WAITS | {
+        "gpu_pcie_link_generation": 1.0,
+        "gpu_pcie_received_bytes_total": moves(60),
+    }
+    assert told((120, WORKS), (120, at_once(stale))) == [("no_work", 0.495)]
+
+
+def test_nvlink_of_one_wait_says_nothing_of_the_next():
+    """What moved before the GPU worked again was another collective."""
+    found = told((120, WORKS), (12, nvlink), (1, WORKS), (107, at_once(WAITS)))
+    assert found == [("no_work", round(107 * 0.99 / 240, 3)), ("nvlink", round(5 * 0.88 / 240, 3))]
+
+
+def test_who_waits_after_a_job_s_end_does_not_wait_for_the_network():
+    """Packets to peers that have ended are lost, and nobody needs them."""
+    ends = port(rdma_queue_pairs=0.0, rdma_packet_sequence_errors_total=Rise(100.0))
+    assert told((120, WORKS), (60, at_once(WAITS, ends))) == [("no_work", 0.33)]
 
 
 def test_a_recording_that_begins_again_counts_once():
