@@ -10,8 +10,9 @@ import socket
 
 import psutil
 import pytest
+from running import wait_for
 
-from gpuwatch import __version__
+from gpuwatch import __version__, api
 from gpuwatch.errors import ConfigError
 from gpuwatch.place import Place
 from gpuwatch.rules import RULES
@@ -28,6 +29,7 @@ class FakePages:
         self.body = Body(PAGE)
         self.is_ready = True
         self.failing = False
+        self.more = ""
 
     def metrics(self):
         return self.body.plain
@@ -38,7 +40,7 @@ class FakePages:
     def status(self):
         if self.failing:
             raise RuntimeError("broken on purpose")
-        return {"version": __version__, "events": [], "value": None}
+        return {"version": __version__, "events": [], "value": None, "more": self.more}
 
     def place(self):
         return Place()
@@ -162,7 +164,7 @@ def test_status_is_json(port):
     """The daemon's status as it is."""
     _, headers, body = ask(port, "/api/v1/status")
     assert headers["Content-Type"] == "application/json"
-    assert json.loads(body) == {"version": __version__, "events": [], "value": None}
+    assert json.loads(body) == {"version": __version__, "events": [], "value": None, "more": ""}
 
 
 def test_the_page_and_its_parts_are_served(port):
@@ -263,7 +265,7 @@ def test_off_loopback_only_metrics_and_health_are_served(pages):
     if not others:
         pytest.skip("this machine has no address but loopback")
     with serving(pages, "0.0.0.0") as port:
-        for path in PATHS:
+        for path in (*PATHS, "/api/v1/stream", "/api/v1/columns", "/api/v1/recordings/x.gwr"):
             status, _, body = ask(port, path, headers={"Host": "localhost"}, host=others[0])
             public = path in {"/metrics", "/-/healthy", "/-/ready"}
             assert status == (200 if public else 403), path
@@ -332,6 +334,57 @@ def test_a_client_that_does_not_read_holds_up_nobody(pages):
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert slow.recv(8) == b"HTTP/1.1"
         assert ask(port, "/-/healthy")[0] == 200
+
+
+@contextlib.contextmanager
+def streaming(port):
+    """Yield a socket that has asked for the stream of statuses."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        yield client
+
+
+def test_a_page_that_does_not_read_its_stream_is_cut_off(pages, monkeypatch):
+    """It holds up no other page, and its place is free after a while."""
+    monkeypatch.setattr(api, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(api, "STREAMS", 2)
+    pages.more = "x" * 20_000_000
+    with serving(pages) as port, streaming(port) as slow:
+        while b"xxx" not in slow.recv(1000):
+            pass
+        pages.more = ""
+        with streaming(port) as quick:
+            heard = b""
+            while heard.count(b"event: status") < 2:
+                heard += quick.recv(65536)
+            wait_for(lambda: ask(port, "/api/v1/stream", "HEAD")[0] == 200)
+            with contextlib.suppress(ConnectionResetError):  # all that had come, and no more
+                while slow.recv(1 << 20):
+                    pass
+
+
+def test_only_so_many_pages_have_a_stream(pages, monkeypatch):
+    """One more is told so; when one is closed there is room."""
+    monkeypatch.setattr(api, "STREAMS", 1)
+    with serving(pages) as port:
+        with streaming(port) as first:
+            assert first.recv(12) == b"HTTP/1.1 200"
+            status, _, body = ask(port, "/api/v1/stream")
+            assert (status, b"close a page" in body) == (503, True)
+        wait_for(lambda: ask(port, "/api/v1/stream", "HEAD")[0] == 200)
+
+
+def test_stop_ends_a_stream_without_a_word(pages, caplog):
+    """The page sees the end at once; nothing is wrong."""
+    with contextlib.ExitStack() as stack:
+        with serving(pages) as port:
+            client = stack.enter_context(streaming(port))
+            assert client.recv(12) == b"HTTP/1.1 200"
+        heard = b""
+        while part := client.recv(65536):
+            heard += part
+    assert heard.endswith(b"0\r\n\r\n")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("request_", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET /" + b"a" * 100_000])
