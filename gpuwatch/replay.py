@@ -19,6 +19,7 @@ from gpuwatch.child import Child, no_room
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import RecordingError
+from gpuwatch.feed import links_of
 from gpuwatch.playback import Playback, Step
 from gpuwatch.recording import RecordingReader
 from gpuwatch.ring import RingWriter
@@ -42,12 +43,15 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
     constants: dict[Entity, dict[str, float]] = {}
     for column, value in itertools.chain.from_iterable(reader.head.constants.values()):
         constants.setdefault(column.entity, {})[column.name] = value
+    links = links_of(reader.head.entities)
     heard: set[str] = set()
     end_ns = playback.start_ns + int((loop_for_seconds or 0) * SECOND_NS)
     for step in playback.steps(0, loop=loop_for_seconds is not None):
         if loop_for_seconds is not None and step.end_ns > end_ns:
             return
-        tick = Tick(step.start_ns, step.end_ns, constants=constants, events=step.events)
+        tick = Tick(
+            step.start_ns, step.end_ns, constants=constants, events=step.events, links=links
+        )
         for piece in step.pieces:
             windows[piece.track].period_ns = piece.period_ns
             windows[piece.track].add(piece.rows.tobytes())

@@ -158,6 +158,17 @@ def test_ticks_carry_constants_events_and_sources(recording: Path) -> None:
         assert (window.mean, window.covered_ns) == (1.0, TICK_NS)
 
 
+def test_ticks_know_the_interfaces_of_a_port(tmp_path: Path) -> None:
+    """What an interface counts is its port's, at full speed as in a daemon."""
+    path = tmp_path / "linked.gwr"
+    nic = Entity("interface", "rail0")
+    labels = {"interface": "rail0", "device": "mlx5_0", "port": "1"}
+    rings = {SLOW: made_rows(SLOW, 1.0)}
+    write_recording(path, rings, entities=(EntityInfo(nic, labels),))
+    with opened(path) as reader:
+        assert next(ticks(reader)).links == {Entity("rdma_port", "mlx5_0/1"): (nic,)}
+
+
 def test_source_is_down_where_its_rings_have_a_gap(tmp_path: Path) -> None:
     """A second without rows from a source gives source_up 0 in the ticks that had none."""
     rows = made_rows(FAST, 3.0)
