@@ -13,7 +13,7 @@ from gpuwatch.view_gpus import SEVERITIES, STYLES
 STATES = ("firing", "pending")
 INDENT = " " * 9
 
-Causes = list[tuple[str, str]]  # those told already: entity, cause
+Told = list[tuple[str, str]]  # what was told already: an entity and its cause, a recording
 
 
 @dataclass(slots=True)
@@ -29,15 +29,15 @@ def alerts(status: Mapping[str, Any], width: int, room: int | None) -> list[Text
 
     What there is no room for is counted in one line more.
     """
-    causes: Causes = []
+    told_already: Told = [("", _own(status))]
     blocks = [
-        _alert(alert, width, causes)
+        _alert(alert, width, told_already)
         for state in STATES
         for severity in SEVERITIES
         for alert in told.mappings(status.get("alerts"))
         if alert.get("state") == state and _severity(alert) == severity
     ]
-    blocks += _slowed(status, causes)
+    blocks += _slowed(status, told_already)
     shown: list[Text] = []
     left: list[_Block] = []
     for block in blocks:
@@ -57,7 +57,7 @@ def _severity(alert: Mapping[str, Any]) -> str:
     return severity if severity in SEVERITIES else SEVERITIES[-1]
 
 
-def _alert(alert: Mapping[str, Any], width: int, causes: Causes) -> _Block:
+def _alert(alert: Mapping[str, Any], width: int, told_already: Told) -> _Block:
     severity, firing = _severity(alert), alert.get("state") == "firing"
     entity = " ".join(filter(None, told.entity(alert.get("entity"))))
     line = Text()
@@ -77,12 +77,21 @@ def _alert(alert: Mapping[str, Any], width: int, causes: Causes) -> _Block:
     lines = [line]
     for cause in told.mappings(alert.get("causes")):
         key = (entity, told.text(cause.get("cause")))
-        if key not in causes:
-            causes.append(key)
+        if key not in told_already:
+            told_already.append(key)
             lines += _wrapped(f"because {_cause(cause)}", width)
     if step := told.text(alert.get("next_step")):
         lines += _wrapped(step, width)
+    recording = ("", told.text(alert.get("recording")))
+    if recording not in told_already and recording[1]:
+        told_already.append(recording)
+        lines.append(Text(f"{INDENT}recording {recording[1]}", style="dim"))
     return _Block(severity, lines)
+
+
+def _own(status: Mapping[str, Any]) -> str:
+    """Return the name of the recording that is shown, "" of a running node."""
+    return told.text(told.mapping(status.get("recording")).get("name"))
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
@@ -92,14 +101,14 @@ def _cause(cause: Mapping[str, Any]) -> str:
     return text if share is None else f"{told.share(share)} {text}"
 
 
-def _slowed(status: Mapping[str, Any], causes: Causes) -> list[_Block]:
+def _slowed(status: Mapping[str, Any], told_already: Told) -> list[_Block]:
     """Return what slows GPUs most, unless an alert has said so; those with one cause together."""
     together: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for gpu in told.mappings(status.get("gpus")):
         number = told.text(gpu.get("gpu"))
         for cause in told.mappings(gpu.get("causes"))[:1]:
             name = told.text(cause.get("cause"))
-            if (f"gpu {number}", name) not in causes:
+            if (f"gpu {number}", name) not in told_already:
                 together.setdefault(name, []).append((number, cause))
     blocks = []
     for gpus in together.values():

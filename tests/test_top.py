@@ -342,19 +342,20 @@ def test_alerts_come_first_with_causes_and_the_next_step():
     alerts = [
         alert("gpu_slow", "warning", 1),
         alert("gpu_later", "critical", 3, state="pending", causes=causes),
-        alert("gpu_bad", "critical", 2, causes=causes),
-        alert("gpu_bad_too", "critical", 2, causes=causes),
+        alert("gpu_bad", "critical", 2, causes=causes, recording="x.gwr"),
+        alert("gpu_bad_too", "critical", 2, causes=causes, recording="x.gwr"),
     ]
     gpus = [{**gpu, "causes": causes} for gpu in STATUS["gpus"][:3]]
     lines = drawn({**STATUS, "alerts": alerts, "gpus": gpus}, MINUTE)
     assert lines[1] == "critical gpu_bad gpu 2  0.5, limit 0.1  since 12:01:02Z"
     assert lines[2].strip() == "because 42% power limit: the board is at 700 W"
     assert lines[3].strip() == "Mend it."
-    assert lines[4].startswith("critical gpu_bad_too gpu 2")
-    assert lines[6].startswith("warning  gpu_slow gpu 1")
-    assert lines[8].startswith("pending  gpu_later gpu 3")
-    assert lines[9] == "slowed   GPU 0 1  42% power limit: the board is at 700 W (GPU 0)"
-    assert lines[10].startswith("GPU STATE")
+    assert lines[4].strip() == "recording x.gwr"
+    assert lines[5].startswith("critical gpu_bad_too gpu 2")
+    assert lines[7].startswith("warning  gpu_slow gpu 1")
+    assert lines[9].startswith("pending  gpu_later gpu 3")
+    assert lines[10] == "slowed   GPU 0 1  42% power limit: the board is at 700 W (GPU 0)"
+    assert lines[11].startswith("GPU STATE")
 
 
 def test_many_alerts_leave_room_for_the_gpus():
