@@ -7,6 +7,7 @@ bit set that is a driver's word for no answer. Memory stays at one block.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -122,8 +123,8 @@ class Extract(ABC):
 
     `sort` is the file's. `is_steady`: whether `time_ns` goes on through all rows, as it does within
     a boot. `has_reads`: whether rows say how they were read. `head` tells of host, clocks and
-    config, `labels` of entities. Once all rows were read `count` and `span` (wall time of the
-    first and the last) are theirs, and `missing` has a line for each part that should be there;
+    config, `labels` of entities. Once all rows were read `counts` (by table) and `span` (wall
+    time of the first and the last) are theirs, and `missing` has a line for each part that should be there;
     `moments` counts events and alerts that were read.
     """
 
@@ -136,7 +137,7 @@ class Extract(ABC):
     labels: dict[Entity, Mapping[str, str]]
     tables: list[Table] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     moments: int = 0
     span: tuple[int, int] | None = None
 
@@ -155,7 +156,7 @@ class Extract(ABC):
                 first, last = self.span or FOREVER[::-1]
                 low, high = int(rows.wall_ns.min()), int(rows.wall_ns.max())
                 self.span = min(first, low), max(last, high)
-                self.count += len(rows.time_ns)
+                self.counts[self.tables[rows.table].name] += len(rows.time_ns)
                 yield rows
 
     @abstractmethod

@@ -36,8 +36,8 @@ class RecordingExtract(Extract):
     has_reads: ClassVar[bool] = True
 
     def __init__(self, path: Path, choice: Choice) -> None:
-        self._reader = RecordingReader(path)
-        head = self._reader.head
+        with closing(RecordingReader(path)) as reader:
+            head = reader.head
         labels = {info.entity: info.labels for info in head.entities}
         super().__init__(path, choice, head, labels)
         tracks = list(dict.fromkeys(head.rings))
@@ -55,19 +55,15 @@ class RecordingExtract(Extract):
             for ring in head.rings
         ]
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._reader.close()
-
     def there(self) -> tuple[int, int] | None:
         """Return the wall time of what is there; reads all of it. None if no clock tells."""
-        for _ in self._reader:
-            pass
         if not self.head.clocks:
             return None
-        ends = np.array([self.head.start_ns, self._reader.end_ns])
-        start, end = wall_times(self.head.clocks, ends).tolist()
-        return start, end
+        with closing(RecordingReader(self.path)) as reader:
+            for _ in reader:
+                pass
+        start_ns, end_ns = self._walls([self.head.start_ns, reader.end_ns])
+        return start_ns, end_ns
 
     def _events(self) -> Iterator[Moment]:
         for block in self._blocks(EVENTS):
@@ -85,13 +81,14 @@ class RecordingExtract(Extract):
                 yield moment
 
     def _rows(self) -> Iterator[Rows]:
-        for block in self._reader:
-            if isinstance(block, RowsBlock) and len(block.rows):
-                table = self._tables[block.ring]
-                if table is not None:
-                    yield self._chosen(block, table)
-        if not self._reader.complete:
-            self.missing.append(self._cut())
+        with closing(RecordingReader(self.path)) as reader:
+            for block in reader:
+                if isinstance(block, RowsBlock) and len(block.rows):
+                    table = self._tables[block.ring]
+                    if table is not None:
+                        yield self._chosen(block, table)
+        if not reader.complete:
+            self.missing.append(self._cut(reader.end_ns))
 
     def _chosen(self, block: RowsBlock, table: int) -> Rows:
         ring, rows = self.head.rings[block.ring], block.rows
@@ -106,8 +103,8 @@ class RecordingExtract(Extract):
         reads = {"late_seconds": rows["late"], "read_seconds": rows["read"]}
         return Rows(table, block.period_ns, times, walls, cells, reads)
 
-    def _cut(self) -> str:
-        head, end_ns = self.head, self._reader.end_ns
+    def _cut(self, end_ns: int) -> str:
+        head = self.head
         lost, all_ = (head.end_ns - end_ns) / SECOND_NS, (head.end_ns - head.start_ns) / SECOND_NS
         since = f" from {wall_text(self._walls([end_ns])[0])} on" if head.clocks else ""
         return f"{self.path}: cut short: the last {lost:.1f} of {all_:.1f} s{since} are missing"

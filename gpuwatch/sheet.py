@@ -5,8 +5,9 @@ for each declared bit beside it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -120,25 +121,40 @@ def moment_cells(moments: Sequence[Moment], fields: Sequence[Field]) -> Iterator
         yield Cells(values, there)
 
 
-def put_sheets(extract: Extract, sink: Sink) -> None:
-    """Give a sink all of an extract; a table that has no rows is not begun."""
-    begun = set()
+def put_sheets(extract: Extract, sink: Sink) -> dict[str, Any]:
+    """Give a sink all of an extract; return what is known beside it, as plain data.
+
+    A table that has no rows is not begun.
+    """
+    begun: dict[str, Sequence[Field]] = {}
+
+    def put(name: str, fields: Sequence[Field], cells: Iterable[Cells]) -> None:
+        if name not in begun:
+            sink.begin(name, fields)
+            begun[name] = fields
+        sink.add(name, list(cells))
+
+    sheets = [fields_of(extract, table) for table in extract.tables]
     for rows in extract.rows():
         table = extract.tables[rows.table]
-        if rows.table not in begun:
-            sink.begin(table.name, fields_of(extract, table))
-            begun.add(rows.table)
-        sink.add(table.name, list(cells_of(table, rows)))
+        put(table.name, sheets[rows.table], cells_of(table, rows))
     for name, fields, moments in (
         (EVENTS, EVENT_FIELDS, extract.events()),
         (ALERTS, ALERT_FIELDS, extract.alerts()),
     ):
-        first = True
         while part := list(islice(moments, MOMENTS_AT_ONCE)):
-            if first:
-                sink.begin(name, fields)
-            first = False
-            sink.add(name, list(moment_cells(part, fields)))
+            put(name, fields, moment_cells(part, fields))
+    tables = {
+        name: [{"name": field.name, "type": field.type, **field.about} for field in fields]
+        for name, fields in begun.items()
+    }
+    return {**extract.about(), "missing": extract.missing, "tables": tables}
+
+
+def write_about(about: Mapping[str, Any], output: Path) -> None:
+    """Write what is known beside the tables into their directory."""
+    text = json.dumps(about, indent=1, ensure_ascii=False)
+    (output / "about.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def _cell(moment: Moment, field: Field) -> Any:

@@ -239,7 +239,7 @@ def _stream(extract: "Extract") -> None:
     if len(names) != 1:
         raise ConfigError(
             f"--output -: a stream is one table, these are {len(names)}: give --table with one of"
-            f" {', '.join(names)}"
+            f" {', '.join(sorted(names))}"
         )
     try:
         Csv().stream(extract, sys.stdout)
@@ -253,7 +253,7 @@ def _stream(extract: "Extract") -> None:
 
 def _check_found(extract: "Extract") -> None:
     """Raise RecordingError if nothing was there."""
-    if not extract.count and not extract.moments:
+    if not (extract.counts if extract.tables else extract.moments):
         raise RecordingError(f"{extract.path}: has nothing of that time and choice: ask for more")
 
 
@@ -261,4 +261,5 @@ def _summary(extract: "Extract", output: Path) -> str:
     files = list(output.iterdir()) if output.is_dir() else [output]
     size = sum(file.stat().st_size for file in files)
     span = f", {' to '.join(wall_text(ns) for ns in extract.span)}" if extract.span else ""
-    return f"{output}: {extract.count} rows of {len(extract.tables)} tables{span}; {size} bytes"
+    counts = extract.counts
+    return f"{output}: {counts.total()} rows of {len(counts)} tables{span}; {size} bytes"

@@ -5,7 +5,6 @@ The header has the columns' names. A cell is in its signal's unit, as short as i
 """
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpuwatch.extract import Extract
-from gpuwatch.sheet import Cells, Field, Type, put_sheets
+from gpuwatch.sheet import Cells, Field, Type, put_sheets, write_about
 
 
 class Csv:
@@ -31,10 +30,7 @@ class Csv:
                 path = output / f"{name}.csv"
                 return files.enter_context(path.open("w", encoding="utf-8", newline=""))
 
-            sheets = _Sheets(begun)
-            put_sheets(extract, sheets)
-            about = {**extract.about(), "tables": sheets.about}
-            (output / "about.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+            write_about(put_sheets(extract, _Sheets(begun)), output)
 
     def stream(self, extract: Extract, output: IO[str]) -> None:
         """Write the one table of an extract that has no more."""
@@ -45,7 +41,6 @@ class _Sheets:
     """Tables as text; `begun` gives the file for a table."""
 
     def __init__(self, begun: Callable[[str], IO[str]]) -> None:
-        self.about: dict[str, list[dict[str, Any]]] = {}
         self._begun = begun
         self._rows: dict[str, Callable[[Any], Any]] = {}
         self._types: dict[str, list[Type]] = {}
@@ -55,9 +50,6 @@ class _Sheets:
         writer.writerow([field.name for field in fields])
         self._rows[name] = writer.writerows
         self._types[name] = [field.type for field in fields]
-        self.about[name] = [
-            {"name": field.name, "type": field.type, **field.about} for field in fields
-        ]
 
     def add(self, name: str, cells: Sequence[Cells]) -> None:
         texts = map(_texts, self._types[name], cells)

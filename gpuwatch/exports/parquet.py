@@ -2,23 +2,25 @@
 
 A gauge is float32, a counter int64 (float64 in its unit, where the hardware counts in another), a
 bit set int64 and beside it a boolean for each declared bit; unknown is null. A column's metadata
-say its unit and what else is known of it, those of the file (`gpuwatch`) all the rest.
+say its unit and what else is known of it, those of the file where it is from; `about.json` beside
+the tables says all the rest.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.extract import Extract
-from gpuwatch.sheet import Cells, Field, put_sheets
+from gpuwatch.sheet import Cells, Field, put_sheets, write_about
 
 if TYPE_CHECKING:
     pass
 
 CELLS_KEPT = 4_000_000  # of all tables, before they are written: 32 MB at most
+FILE_KEYS = ("sort", "file", "gpuwatch", "host", "boot_id")
 
 
 class Parquet:
@@ -35,9 +37,10 @@ class Parquet:
                 "--to parquet: pyarrow is missing: pip install 'gpuwatch[export]'"
             ) from error
         output.mkdir()
-        files = _Files(output, json.dumps(extract.about()))
+        about = extract.about()
+        files = _Files(output, {key: json.dumps(about[key]) for key in FILE_KEYS})
         try:
-            put_sheets(extract, files)
+            write_about(put_sheets(extract, files), output)
             files.finish()
         finally:
             files.close()
@@ -46,7 +49,7 @@ class Parquet:
 class _Files:
     """The files of one export; rows wait until there are enough for a row group."""
 
-    def __init__(self, output: Path, about: str) -> None:
+    def __init__(self, output: Path, about: Mapping[str, str]) -> None:
         self._output = output
         self._about = about
         self._files: dict[str, _File] = {}
@@ -79,7 +82,7 @@ class _Files:
 class _File:
     """One table's file. Raises OSError."""
 
-    def __init__(self, path: Path, fields: Sequence[Field], about: str) -> None:
+    def __init__(self, path: Path, fields: Sequence[Field], about: Mapping[str, str]) -> None:
         import pyarrow
         from pyarrow import parquet
 
@@ -93,7 +96,7 @@ class _File:
         }
         self._schema = pyarrow.schema(
             [pyarrow.field(name, types[kind], metadata=dict(told)) for name, kind, told in fields],
-            metadata={"gpuwatch": about},
+            metadata=dict(about),
         )
         self._batches: list[pyarrow.RecordBatch] = []
         self._file = path.open("wb")
@@ -128,5 +131,7 @@ class _File:
         self._file.close()
 
     def close(self) -> None:
-        with suppress(OSError):  # the disk is full, which was told
-            self._file.close()
+        if not self._file.closed:  # the disk is full, which was told
+            self._writer.is_open = False  # else it would go on writing when it is collected
+            with suppress(OSError):
+                self._file.close()

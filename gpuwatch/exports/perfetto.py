@@ -7,24 +7,18 @@ known: the counter is NaN there, which is NULL in SQL and drawn as 0, and a slic
 
 Times are those of the node's monotonic clock; snapshots of its clocks relate them to the others, so
 traces of the same node fall into place. History spans boots, so its times are wall time.
-
-The messages are of Google's package `perfetto`: it has them ready, weighs 2 MB and needs protobuf
-alone. (Written by hand, they would have to follow the format; protobuf alone has none of them.)
 """
 
-import hashlib
 import json
-import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuwatch.errors import ConfigError
 from gpuwatch.extract import (
     ALERTS,
     EVENTS,
@@ -36,19 +30,14 @@ from gpuwatch.extract import (
     in_unit,
     known,
 )
-from gpuwatch.families import ENTITY_LABELS
-from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Kind
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
 from gpuwatch.summation import reach_ns
+from gpuwatch.trace import BEGIN, BOOTTIME, END, INSTANT, MONOTONIC, REALTIME, Trace, Tracks
 
 Mask = npt.NDArray[np.bool_]
 
-SEQUENCE = 1
-REALTIME, MONOTONIC, BOOTTIME = 1, 3, 6  # BuiltinClock
-CLEARED = 1  # SEQ_INCREMENTAL_STATE_CLEARED: defaults begin here
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4  # TrackEvent.Type
-EXPLICIT = 3  # order of child tracks: by their ranks
-PACKETS_KEPT = 20_000  # before they are compressed and written: some megabytes
 FIRST = -1  # rank of what stands above the columns
+PACKETS_KEPT = 20_000  # before they are compressed and written: some megabytes
 
 
 class Perfetto:
@@ -58,140 +47,14 @@ class Perfetto:
 
     def write(self, extract: Extract, output: Path) -> None:
         """Make the file."""
-        try:
-            from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
-        except ImportError as error:
-            raise ConfigError(
-                "--to perfetto: its messages are missing: pip install 'gpuwatch[export]'"
-            ) from error
-        with output.open("wb") as file:
-            _Timeline(extract, _Trace(messages, file)).write()
-
-
-class _Trace:
-    """A trace file that is being written; packets are compressed some thousands at a time."""
-
-    def __init__(self, messages: Any, file: IO[bytes]) -> None:
-        self._messages = messages
-        self._file = file
-        self._kept = messages.Trace()
-        self._add = self._kept.packet.add
-
-    def begin(self, clock: int, trace_clock: int, snapshots: Iterable[Mapping[int, int]]) -> None:
-        """Say by which clock all times are, which is that of the trace, and what clocks showed."""
-        first = self._add()
-        first.trusted_packet_sequence_id = SEQUENCE
-        first.sequence_flags = CLEARED
-        first.trace_packet_defaults.timestamp_clock_id = clock
-        for times in snapshots:
-            snapshot = self._add().clock_snapshot
-            snapshot.primary_trace_clock = trace_clock
-            for one, time_ns in times.items():
-                snapshot.clocks.add(clock_id=one, timestamp=time_ns)
-
-    def track(self, uuid: int, name: str, parent: int, rank: int, about: str) -> Any:
-        """Declare a track and return its descriptor."""
-        packet = self._add()
-        packet.trusted_packet_sequence_id = SEQUENCE
-        track = packet.track_descriptor
-        track.uuid, track.name, track.description = uuid, name, about
-        if parent:
-            track.parent_uuid = parent
-        track.sibling_order_rank = rank
-        track.child_ordering = EXPLICIT
-        return track
-
-    def event(self, kind: int, track: int, time_ns: int) -> Any:
-        """Add an event to a track and return it."""
-        packet = self._add()
-        packet.timestamp = time_ns
-        packet.trusted_packet_sequence_id = SEQUENCE
-        event = packet.track_event
-        event.type, event.track_uuid = kind, track
-        return event
-
-    def slice(self, track: int, name: str, start_ns: int, end_ns: int) -> None:
-        """Add a slice."""
-        self.event(BEGIN, track, start_ns).name = name
-        self.event(END, track, end_ns)
-
-    def points(self, track: int, times: Times, values: Array) -> None:
-        """Add points to a counter."""
-        whole = values.dtype == np.int64
-        for time_ns, value in zip(times.tolist(), values.tolist(), strict=True):
-            event = self.event(COUNTER, track, time_ns)
-            if not whole:
-                event.double_counter_value = value
-            elif value != UNKNOWN_INTEGER:
-                event.counter_value = value
-            else:
-                event.double_counter_value = UNKNOWN_GAUGE
-
-    def flush(self, least: int = 1) -> None:
-        """Write the packets that wait, if there are so many."""
-        if len(self._kept.packet) >= least:
-            packed = self._messages.Trace()
-            packed.packet.add().compressed_packets = zlib.compress(self._kept.SerializeToString())
-            self._file.write(packed.SerializeToString())
-            self._kept.Clear()
-
-
-class _Tracks:
-    """Declares tracks when they are first needed: one without events says nothing."""
-
-    def __init__(self, trace: _Trace, extract: Extract) -> None:
-        self._trace = trace
-        self._extract = extract
-        self._declared: dict[tuple[str, ...], int] = {}
-        self._ranks = {entity: rank for rank, entity in enumerate(_in_order(extract))}
-
-    def node(self) -> int:
-        """Return the track of the whole node."""
-        about = {k: v for k, v in self._extract.about().items() if k not in ("entities", "clocks")}
-        name = f"gpuwatch {self._extract.head.host.get('hostname', '')}".strip()
-        return self._get(("",), name, 0, 0, json.dumps(about))[0]
-
-    def entity(self, entity: Entity) -> int:
-        """Return an entity's track."""
-        labels = self._extract.labels.get(entity, {})
-        name = str(entity)
-        if entity.kind == "gpu":
-            name = f"GPU {entity.id}" + (f" ({labels['uuid']})" if "uuid" in labels else "")
-        about = ", ".join(f"{key}={value}" for key, value in labels.items())
-        rank = self._ranks.setdefault(entity, len(self._ranks))
-        return self._get(("", *entity), name, self.node(), rank, about)[0]
-
-    def below(self, parent: int, name: str, rank: int, about: str = "") -> int:
-        """Return the track of that name below another one."""
-        return self._get((str(parent), name), name, parent, rank, about)[0]
-
-    def counter(self, parent: int, column: Column, rank: int) -> int:
-        """Return the track of a counter."""
-        name, about = column.name, column.signal.help
-        uuid, track = self._get((str(parent), name), name, parent, rank, about)
-        if track is not None:
-            track.counter.unit_name = column.signal.unit
-            track.counter.y_axis_share_key = name  # all GPUs on one scale
-        return uuid
-
-    def _get(
-        self, key: tuple[str, ...], name: str, parent: int, rank: int, about: str
-    ) -> tuple[int, Any]:
-        """Return a track's uuid, and its descriptor if it is new."""
-        uuid = self._declared.get(key)
-        if uuid is not None:
-            return uuid, None
-        # The same in each trace of a node's boot and in no other: traces may be merged.
-        text = json.dumps([dict(self._extract.head.host), self._extract.head.boot_id, key])
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        uuid = self._declared[key] = int.from_bytes(digest) >> 1
-        return uuid, self._trace.track(uuid, name, parent, rank, about)
+        with Trace(output) as trace:
+            _Timeline(extract, trace).write()
 
 
 class _Line:
     """A column as it goes on. One that is never known leaves nothing."""
 
-    def __init__(self, trace: _Trace, tracks: _Tracks, column: Column, rank: int) -> None:
+    def __init__(self, trace: Trace, tracks: Tracks, column: Column, rank: int) -> None:
         self._trace = trace
         self._tracks = tracks
         self._column = column
@@ -257,7 +120,7 @@ class _Line:
 class _Bits(_Line):
     """A bit set: each bit that is ever set is a track of slices."""
 
-    def __init__(self, trace: _Trace, tracks: _Tracks, column: Column, rank: int) -> None:
+    def __init__(self, trace: Trace, tracks: Tracks, column: Column, rank: int) -> None:
         super().__init__(trace, tracks, column, rank)
         self._names = dict(column.signal.bits)
         self._set: set[int] = set()
@@ -292,17 +155,17 @@ class _Bits(_Line):
 class _Timeline:
     """Puts an extract into a trace."""
 
-    def __init__(self, extract: Extract, trace: _Trace) -> None:
+    def __init__(self, extract: Extract, trace: Trace) -> None:
         self._extract = extract
         self._trace = trace
-        self._tracks = _Tracks(trace, extract)
+        self._tracks = Tracks(trace, extract)
         ranks = count()
         self._lines = [
             [_line(trace, self._tracks, column, next(ranks)) for column in table.columns]
             for table in extract.tables
         ]
         self._until: dict[int, int] = {}  # by table, until when its last row holds
-        self._start_ns = self._end_ns = 0
+        self._start_ns = self._end_ns = 0  # from the first row to just after the last
 
     def write(self) -> None:
         """Write all of it."""
@@ -311,7 +174,7 @@ class _Timeline:
         for rows in extract.rows():
             times = rows.time_ns if extract.is_steady else rows.wall_ns
             self._start_ns = self._start_ns or int(times[0])
-            self._end_ns = max(self._end_ns, int(times[-1]))
+            self._end_ns = max(self._end_ns, int(times[-1]) + 1)
             self._add(rows, times)
             self._trace.flush(PACKETS_KEPT)
         for table, until_ns in self._until.items():
@@ -373,7 +236,7 @@ class _Timeline:
                 note.string_value = value if isinstance(value, str) else json.dumps(value)
 
 
-def _line(trace: _Trace, tracks: _Tracks, column: Column, rank: int) -> _Line:
+def _line(trace: Trace, tracks: Tracks, column: Column, rank: int) -> _Line:
     return (_Bits if column.signal.kind is Kind.BITS else _Line)(trace, tracks, column, rank)
 
 
@@ -386,11 +249,3 @@ def _changes(values: Array) -> Mask:
 
 def _bits(value: int) -> Iterator[int]:
     return (bit for bit in range(value.bit_length()) if value >> bit & 1)
-
-
-def _in_order(extract: Extract) -> list[Entity]:
-    """Return the entities as tracks are to follow each other: GPU 10 after GPU 9."""
-    columns = (column for table in extract.tables for column in table.columns)
-    entities = {*extract.labels, *(column.entity for column in columns)}
-    kinds = {kind: place for place, kind in enumerate(ENTITY_LABELS)}
-    return sorted(entities, key=lambda e: (kinds.get(e.kind, len(kinds)), len(e.id), e))
