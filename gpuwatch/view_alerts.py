@@ -79,7 +79,7 @@ def _alert(alert: Mapping[str, Any], width: int, told_already: Told) -> _Block:
         key = (entity, told.text(cause.get("cause")))
         if key not in told_already:
             told_already.append(key)
-            lines += _wrapped(f"because {_cause(cause)}", width)
+            lines += _wrapped(f"lost time: {_cause(cause)}", width)
     if step := told.text(alert.get("next_step")):
         lines += _wrapped(step, width)
     recording = ("", told.text(alert.get("recording")))

@@ -348,7 +348,7 @@ def test_alerts_come_first_with_causes_and_the_next_step():
     gpus = [{**gpu, "causes": causes} for gpu in STATUS["gpus"][:3]]
     lines = drawn({**STATUS, "alerts": alerts, "gpus": gpus}, MINUTE)
     assert lines[1] == "critical gpu_bad gpu 2  0.5, limit 0.1  since 12:01:02Z"
-    assert lines[2].strip() == "because 42% power limit: the board is at 700 W"
+    assert lines[2].strip() == "lost time: 42% power limit: the board is at 700 W"
     assert lines[3].strip() == "Mend it."
     assert lines[4].strip() == "recording x.gwr"
     assert lines[5].startswith("critical gpu_bad_too gpu 2")
