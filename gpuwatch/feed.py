@@ -321,7 +321,7 @@ class Feed:
         return (start // TICK_NS + 1) * TICK_NS
 
     def _complete(self, end_ns: int, now_ns: int) -> bool:
-        rings = [ring for ring in self.rings.values() if ring.current]
+        rings = [ring for ring in self.rings.values() if ring.current and not ring.windows.ended]
         if rings and all(ring.watermark_ns >= end_ns for ring in rings):
             return True
         delivery = max((ring.reader.schema.delivery_ns for ring in rings), default=0)
@@ -332,7 +332,7 @@ class Feed:
         states, fed = self.states, dict.fromkeys(self._duties, False)
         for ring in self.rings.values():
             source = ring.reader.schema.source
-            ended = not ring.current and ring.windows.oldest_ns is None
+            ended = ring.windows.ended or (not ring.current and ring.windows.oldest_ns is None)
             if ended or states.get(source) in NOT_PLANNED:
                 continue  # nobody plans to read there: nothing is missing
             ring.windows.close(tick)

@@ -57,6 +57,8 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
             windows[piece.track].add(piece.rows.tobytes())
         fed: dict[str, bool] = {}
         for ring in windows:
+            if ring.ended:
+                continue
             ring.close(tick)
             has_data = len(tick.rows[-1].late_seconds) > 0 or ring.reach_ns >= tick.end_ns
             fed[ring.schema.source] = fed.get(ring.schema.source, False) or has_data

@@ -10,7 +10,6 @@ from itertools import compress
 from typing import NamedTuple
 
 from gpuwatch.clock import SECOND_NS
-from gpuwatch.window import Tick
 
 MARGIN_NS = 1000  # a row's lateness is a float32: it may be due this much before its slot
 MAX_LATE_SECONDS = 1e6  # no sampler ever was later: a foreign recording
@@ -52,15 +51,27 @@ class Slots:
         self._refresh_ns[index] = refresh_ns
         self._period_ns = 0
 
-    def turn(self, tick: Tick, times: Sequence[int], late: Sequence[float], period_ns: int) -> None:
-        """Turn to the next tick; its rows were read at `times`, so many seconds too late.
+    def rest(self) -> None:
+        """Say that nobody plans to read until the next row comes."""
+        self.epoch_ns, self.idle = None, True
+        self._newest = [NEVER] * len(self._newest)
+
+    def turn(
+        self,
+        start_ns: int,
+        end_ns: int,
+        times: Sequence[int],
+        late: Sequence[float],
+        period_ns: int,
+    ) -> None:
+        """Turn to the next stretch; its rows were read at `times`, so many seconds too late.
 
         A row belongs to the slot of the time it was due, so lateness does not lose a slot.
         """
         self.most_missing = 0
         if self.epoch_ns is None and not times:  # before its first row nobody planned to read
             return
-        self.idle = not times and tick.end_ns < self._next_ns and period_ns == self._period_ns
+        self.idle = not times and end_ns < self._next_ns and period_ns == self._period_ns
         if self.idle:
             return
         due = [
@@ -73,7 +84,7 @@ class Slots:
             self._period_ns = period_ns
             self._widths = [max(refresh_ns, period_ns) for refresh_ns in self._refresh_ns]
             self._cuts = dict.fromkeys(self._widths, NO_CUT)
-        start, end = tick.start_ns - self.epoch_ns, tick.end_ns - self.epoch_ns
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
         self._due = [time_ns - self.epoch_ns for time_ns in due]
         for width in self._cuts:
             rows = [time_ns // width for time_ns in self._due]

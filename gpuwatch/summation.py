@@ -87,6 +87,11 @@ class RingWindows:
         return reach_ns(int(self._rows["time_ns"][0]), self.period_ns)
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing is read here any more: such a ring is not to be closed."""
+        return len(self._rows) == 1 and math.isnan(self._rows["late"][0])
+
+    @property
     def newest_ns(self) -> int | None:
         """Time of the newest row there was, None before the first."""
         time_ns = int(self._rows["time_ns"][-1])
@@ -118,23 +123,28 @@ class RingWindows:
         schema, slots = self.schema, self._slots
         split = int(self._rows["time_ns"].searchsorted(tick.end_ns))
         rows, fresh = self._rows[:split], self._rows[1:split]
-        times = rows["time_ns"].tolist()
-        slots.turn(tick, times[1:], fresh["late"].tolist(), self.period_ns)
+        times, late = rows["time_ns"].tolist(), fresh["late"].tolist()
+        ends = math.isnan(late[-1])
+        end_ns = times[-1] if ends else tick.end_ns
+        slots.turn(tick.start_ns, end_ns, times[1:], late, self.period_ns)
         self._cells.put(tick, rows, self._spans(tick, times), slots)
         self._rows, self._held = self._rows[split - 1 :], None
-        if schema.gauges:
+        start_ns = max(tick.start_ns, slots.epoch_ns or 0)
+        if ends:
+            slots.rest()
+            fresh = fresh[:-1]
+        if schema.gauges and len(fresh):
             self._not_estimated.append(fresh)
         if len(fresh) > 1:
-            self.achieved_seconds = (times[-1] - times[1]) / (len(fresh) - 1) / SECOND_NS
-        start_ns = max(tick.start_ns, slots.epoch_ns or 0)
-        missing = max(0, (tick.end_ns - start_ns) // self.period_ns - len(fresh))
-        late, read = fresh["late"].astype(np.float64), fresh["read"].astype(np.float64)
-        return Rows(schema.duty, schema.source, self.period_ns, late, read, missing)
+            self.achieved_seconds = (times[len(fresh)] - times[1]) / (len(fresh) - 1) / SECOND_NS
+        missing = max(0, (end_ns - start_ns) // self.period_ns - len(fresh))
+        lateness, read = fresh["late"].astype(np.float64), fresh["read"].astype(np.float64)
+        return Rows(schema.duty, schema.source, self.period_ns, lateness, read, missing)
 
     def _go_on(self, tick: Tick) -> Rows:
         """Sum up a tick without rows: most ticks of a slow ring."""
         schema, slots = self.schema, self._slots
-        slots.turn(tick, (), (), self.period_ns)
+        slots.turn(tick.start_ns, tick.end_ns, (), (), self.period_ns)
         time_ns = int(self._rows["time_ns"][0])
         stands = time_ns <= tick.start_ns and tick.end_ns <= time_ns + HOLD_PERIODS * self.period_ns
         if stands and self._cells.are_plain:

@@ -1,5 +1,6 @@
 """A task: a group of a source with the ring its rows go to."""
 
+import math
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,10 +47,10 @@ class Task:
         self.writer.words[W_WATERMARK] = rows[-1][0] if rows else now_ns
 
     def end(self, now_ns: int) -> None:
-        """Write a last row, in which nothing is known: what was read last holds no longer."""
+        """Write a last row, in which nothing is known, not even how late: nothing is read now."""
         schema = self.writer.schema
         unknown = (UNKNOWN_INTEGER,) * schema.integers + (UNKNOWN_GAUGE,) * schema.gauges
-        self.writer.append(now_ns, 0.0, 0.0, unknown)
+        self.writer.append(now_ns, math.nan, 0.0, unknown)
         self.writer.advance(now_ns)
         self.writer.close()
 

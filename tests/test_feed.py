@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 
 from gpuwatch.feed import CATCH_UP_TICKS, GRACE_NS, Feed
 from gpuwatch.ring import RingReader, RingSchema, RingWriter
-from gpuwatch.signals import HOST, Column, Entity, Event, Kind, Signal
+from gpuwatch.signals import (
+    HOST,
+    UNKNOWN_GAUGE,
+    UNKNOWN_INTEGER,
+    Column,
+    Entity,
+    Event,
+    Kind,
+    Signal,
+)
 from gpuwatch.source import EntityInfo
 from gpuwatch.window import STARTING_NS, TICK_NS
 
@@ -235,6 +245,24 @@ def test_two_generations_in_one_tick_add_up(tmp_path):
     assert (window.minimum, window.maximum, window.last) == (0.0, 240.0, 240.0)
     assert [(clock(tick).samples, clock(tick).missing) for tick in ticks[1:]] == [(25, 0), (25, 0)]
     assert all(up(tick) == 1 for tick in ticks)
+
+
+def test_a_ring_that_ended_misses_nothing(tmp_path):
+    """Of columns that go on in another ring no read is missing: nobody planned one in the old."""
+    old = Duty(tmp_path)
+    feed = feed_of(tmp_path)
+    old.sample(BASE + 100 * MS)
+    feed.poll(BASE + 100 * MS)
+    old.writers[FIRST].append(BASE + 105 * MS, math.nan, 0.0, (UNKNOWN_INTEGER, UNKNOWN_GAUGE))
+    new = Duty(tmp_path, generation=2)
+    new.sample(BASE + 2 * TICK_NS, start_ns=BASE + 110 * MS)
+    ticks = feed.poll(BASE + 2 * TICK_NS)
+
+    window = clock(ticks[0])
+    assert (window.samples, window.missing) == (10 + 14, 0)
+    assert window.covered_ns == 105 * MS + 140 * MS
+    assert [sum(rows.missing for rows in tick.rows) for tick in ticks] == [0, 0]
+    assert [sum(len(rows.late_seconds) for rows in tick.rows) for tick in ticks] == [24, 25]
 
 
 def test_a_ring_that_was_replaced_is_kept_as_long_as_it_holds_samples(tmp_path):

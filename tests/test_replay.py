@@ -199,6 +199,34 @@ def test_seam_is_one_uncovered_tick(recording: Path) -> None:
     assert all(covered[index] == {True} for index in range(36) if index not in seams)
 
 
+def test_what_ended_is_over_and_misses_nothing(tmp_path: Path) -> None:
+    """A ring that says in its last row that it has ended is as it was in the live node: no more.
+
+    Its values do not hold for two periods more, no later tick has windows of it, and nothing counts
+    as missing; in the next round it is there again.
+    """
+    rows = made_rows(SLOW, 1.1)
+    end = np.zeros(1, rows.dtype)
+    end["time_ns"], end["late"] = rows["time_ns"][-1] + 2 * MILLISECOND, math.nan
+    end["integers"], end["gauges"] = UNKNOWN_INTEGER, math.nan
+    end["sequence"] = len(rows) + 1
+    write_recording(
+        tmp_path / "r.gwr", {SLOW: np.append(rows, end), COUNTERS: made_rows(COUNTERS, 3.0)}
+    )
+    with opened(tmp_path / "r.gwr") as reader:
+        replayed = list(ticks(reader, loop_for_seconds=5.0))
+    windows = [tick.window(GPUS[0], "power_watts") for tick in replayed]
+    ended_ns, seam = int(end["time_ns"][0]), 11
+    there = [tick.start_ns < ended_ns for tick in replayed[:seam]] + [True]
+    assert [window is not None for window in windows] == (2 * there)[: len(windows)]
+    last = windows[there.index(False) - 1]
+    assert last is not None
+    assert 0 < last.covered_ns <= ended_ns - last.start_ns
+    missing = [sum(part.missing for part in tick.rows if part.period_ns == SLOW.period_ns)
+               for tick in replayed]  # fmt: skip
+    assert sum(missing[:seam]) <= 2  # those that were skipped on purpose
+
+
 def test_counters_go_on_over_the_seam(recording: Path) -> None:
     """A counter's last value never falls from round to round, and rounds rise alike."""
     with opened(recording) as reader:

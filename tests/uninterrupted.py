@@ -46,7 +46,8 @@ def rows(running: Running, duty: str, group: str) -> list[tuple[int, int]]:
         for start in range(0, len(data), reader.row_bytes):
             time_ns = data[start : start + 8].cast("q")[0]
             late = data[start + 8 : start + 12].cast("f")[0]
-            found.append((time_ns, time_ns - round(late * 1e9)))
+            if late == late:  # else the ring ended
+                found.append((time_ns, time_ns - round(late * 1e9)))
         reader.close()
     return sorted(found)
 
