@@ -14,7 +14,7 @@ from gpuwatch import lost_time
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.gpu_signals import POWER_LIMIT
 from gpuwatch.ledger import TIME, highest
-from gpuwatch.lost_time import BUSY, NO_REASONS, SHARED, WAIT, Loss, LostTime
+from gpuwatch.lost_time import BUSY, SHARED, WAIT, Loss, LostTime
 from gpuwatch.rules.host import SOME
 from gpuwatch.rules.network import ACK_TIMEOUTS, BUSY_PACKETS, DOWNS, LOST, PACKETS, PER
 from gpuwatch.rules.work import SM_CLOCK
@@ -23,6 +23,7 @@ from gpuwatch.source import EntityInfo
 from gpuwatch.window import Tick
 
 LEAST_SHARE = 0.01  # of the minute: less is the noise of samples
+NO_REASONS = "with gpu_throttle_active not read"
 ERRORS_A_MINUTE = 10  # of NVLink: fewer happen on sound links
 
 TITLES = {
@@ -121,10 +122,14 @@ def _clocks(loss: Loss) -> Iterator[Cause]:
             for reason in reasons
             if (on := _share(loss, "on", reason))
         ]
+        parts = [f"{' and '.join(held)} of {_span(loss)}"] if held else []
         low = _share(loss, "low", cause)
         if low:
-            held.append(f"coincides with {_percent(low)} at low clock with no reason set")
-        parts = [f"{' and '.join(held)} of {_span(loss)}", *_averages(loss, cause)]
+            parts.append(
+                f"low clock with no reason set in {_percent(low)} of {_span(loss)} coincides with"
+                " the highest temperature"
+            )
+        parts += _averages(loss, cause)
         known: float | None = share
         if share < LEAST_SHARE:
             known = None
@@ -290,11 +295,12 @@ def _rest(loss: Loss) -> Iterator[Cause]:
         yield Cause("no_work", share, text)
     share = _share(loss, "lost", "unexplained")
     if share >= LEAST_SHARE:
-        clock = loss.sums.get(NO_REASONS, 0)
-        waits = loss.sums["lost", "unexplained"] - clock
-        parts = []
-        if clock:
-            parts.append(f"{clock / SECOND_NS:.3g} s of lost clock, gpu_throttle_active not read")
+        waits, parts = loss.sums["lost", "unexplained"], []
+        for (what, reason), ns in loss.sums.items():
+            if what == "unexplained":
+                waits -= ns
+                why = f"while {_label(reason)} was on, a new reason" if reason else NO_REASONS
+                parts.append(f"{ns / SECOND_NS:.3g} s of lost clock {why}")
         if waits:
             parts.append(f"{waits / SECOND_NS:.3g} s of waits that nothing seen accounts for")
         yield Cause("unexplained", share, f"unexplained: {', '.join(parts)}{unread}")

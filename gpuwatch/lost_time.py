@@ -58,7 +58,8 @@ TELLING = ("gpu_up", *HUNGS, SM_CLOCK, *ACTIVITY)  # without any of them a tick 
 PRESSURES = {f"{name}_pressure": Entity("resource", name) for name in ("io", "cpu", "memory")}
 
 BUSY, WAIT, SHARED = ("time", "busy"), ("time", "wait"), ("time", "shared")
-NO_REASONS = ("unexplained", "clock")  # lost clock while no clock event reasons were read
+NEW_REASON = f'{THROTTLE.name}{{{THROTTLE.label}="unknown_'  # a bit that has no name yet
+NOT_READ = ""  # in the place of a new reason: no reasons were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,12 @@ class Loss:
     """What the last minute of a GPU came to; nothing of it changes later.
 
     `sums` are integers: nanoseconds by ("lost", cause), by ("on", reason), by ("blind", cause)
-    where a reason was on and the loss is not known, by ("low", cause) where no reason was on, by
-    ("unsure", cause) where several were, by ("seen" and "in_waits" and "at_work", cause) of what
-    waits coincide with; value x nanoseconds by ("sum", "cause column") over the nanoseconds of
-    ("over", "cause column"); increases by ("rise", column). `near` are the RDMA ports and
-    interfaces beside the GPU, `processes_before` those that the job began with. After `job_ended`
-    packets are lost on peers that are no more.
+    where a reason was on and the loss is not known, by ("unexplained", new reason or NOT_READ), by
+    ("low", cause) where no reason was on, by ("unsure", cause) where several were, by ("seen" and
+    "in_waits" and "at_work", cause) of what waits coincide with; value x nanoseconds by ("sum",
+    "cause column") over the nanoseconds of ("over", "cause column"); increases by ("rise", column).
+    `near` are the RDMA ports and interfaces beside the GPU, `processes_before` those that the job
+    began with. After `job_ended` packets are lost on peers that are no more.
     """
 
     entity: Entity
@@ -264,7 +265,14 @@ class _Gpu:
         known = windows.get(IDLE)
         if known is None or not known.covered_ns:
             put(("lost", "unexplained"), rest_ns)
-            put(NO_REASONS, rest_ns)
+            put(("unexplained", NOT_READ), rest_ns)
+            return
+        new = rest_ns > MOMENT * tick_ns and next(
+            (name for name in windows if name.startswith(NEW_REASON) and windows[name].integral), ""
+        )
+        if new:
+            put(("lost", "unexplained"), rest_ns)
+            put(("unexplained", new), rest_ns)
             return
         cause = "heat" if _is_at_limit(tick, self.entity, windows) else "low_clock"
         put(("lost", cause), rest_ns)

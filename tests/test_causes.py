@@ -220,6 +220,17 @@ def test_the_evidence_has_numbers_units_and_names():
     )
 
 
+def test_heat_without_a_reason_only_coincides():
+    """A clock that is low while the memory is at its limit: what the driver says comes first."""
+    hot = at_once(gpu(0.9 * FULL, **{MEMORY: 95.0}))
+    found = text((120, at_once(gpu(0.9 * FULL, on=["sw_thermal_slowdown"]))), (120, hot))
+    assert found == (
+        "heat: sw_thermal_slowdown held 50 % of the last 60 s, low clock with no reason set in 50 %"
+        " of the last 60 s coincides with the highest temperature, SM clock 1782 of 1980 MHz,"
+        " memory 95 of 95 C"
+    )
+
+
 HELD = {"hw_thermal_slowdown": 1.0, "sw_power_cap": 0.5}
 MIXED = [
     # One after the other.
@@ -339,7 +350,15 @@ def test_what_is_not_known_is_said_not_guessed():
 
     unread = gpu(0.8 * FULL) | {column_name(THROTTLE, label): None for _, label in REASONS}
     assert told((240, at_once(unread))) == [("unexplained", 0.2)]
-    assert "12 s of lost clock, gpu_throttle_active not read" in text((240, at_once(unread)))
+    assert "12 s of lost clock with gpu_throttle_active not read" in text((240, at_once(unread)))
+    newer = (
+        gpu(0.8 * FULL, on=["sw_power_cap"]),
+        gpu(0.8 * FULL) | {column_name(THROTTLE, "unknown_0x200"): 1.0},
+    )
+    runs = [(120, at_once(columns)) for columns in newer]
+    assert told(*runs) == [("power_cap", 0.1), ("unexplained", 0.1)]
+    unexplained = played(*runs).of(GPU)[1].text
+    assert "6 s of lost clock while unknown_0x200 was on, a new reason" in unexplained
 
     dark = [(120, WORKS), (120, at_once(WAITS, host(io=None)))]
     assert told(*dark) == [("unexplained", 0.495)]
