@@ -23,7 +23,7 @@ from gpuwatch.signals import Entity
 from gpuwatch.timeline import Grid
 
 LIVE_SECONDS = 10.0  # in which a reader has to answer
-KEPT_SECONDS = 60.0
+KEPT_SECONDS = 120.0  # a month of history takes its time
 STREAMS = 16
 STREAM_SECONDS = 1.0
 LOOK_SECONDS = 0.05

@@ -166,12 +166,15 @@ class History:
         self, path: Path, chosen: Callable[[Column], bool], within: tuple[int, int]
     ) -> Iterator[Piece]:
         """Yield a file's rows, without most of those that are not `within` a stretch of time."""
+        wanted: dict[int, Column] | None = None  # a file has one head
 
         def decode(head: Head, raw: bytes, path: Path) -> Piece:
-            columns = head.rings[0].columns
-            wanted = [index for index, column in enumerate(columns) if chosen(column)]
-            due, values = decode_columns(raw, head.rings, wanted, path)
-            return Piece(head, tuple(columns[i] for i in wanted), due + offset_ns(head), values)
+            nonlocal wanted
+            if wanted is None:
+                columns = enumerate(head.rings[0].columns)
+                wanted = {index: column for index, column in columns if chosen(column)}
+            due, values = decode_columns(raw, head.rings, [*wanted], path)
+            return Piece(head, tuple(wanted.values()), due + offset_ns(head), values)
 
         pieces = self._blocks(path, ROWS, decode, within)
         return (piece for piece in pieces if len(piece.time_ns))

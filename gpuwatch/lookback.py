@@ -23,6 +23,7 @@ from gpuwatch.timeline import Held, Key, Line, Timeline, lines_of, put_rates
 from gpuwatch.window import TICK_NS, Floats
 
 ALIVE_NS = 2 * SECOND_NS  # a ring that was not written to for so long is nobody's
+ROWS_AT_ONCE = 2000  # of history
 FIRST_ROWS = 8  # the writer may just overwrite the very first
 
 Wanted = Callable[[Line], bool]
@@ -144,8 +145,12 @@ class Lookback:
             )
             for piece in pieces:
                 if cells is None or not cells.fits(piece):
+                    if cells:
+                        cells.flush()
                     cells = _Cells(timeline, piece, since)
                 cells.add(piece)
+            if cells:
+                cells.flush()
         if cells or finer:
             sources = ["history", *sources]
         return Looked("+".join(sources), until_ns)
@@ -196,15 +201,32 @@ class _Cells:
         self._since = np.array([[since.get(key, FOREVER_NS)] for key in self._keys], np.int64)
         self._times = np.empty(0, np.int64)
         self._counts = np.empty((len(self._counters), 0))
+        self._waiting: list[Piece] = []  # many rows at once cost little more than a few
 
     def fits(self, piece: Piece) -> bool:
         """Say whether a piece has the same columns."""
-        return piece.head is self._piece.head or piece.columns == self._piece.columns
+        if piece.head is not self._piece.head and piece.columns != self._piece.columns:
+            return False
+        self._piece = piece
+        return True
 
     def add(self, piece: Piece) -> None:
-        """Put a piece's rows; what rings know better is left out."""
-        times = piece.time_ns
-        values = np.where(times <= self._since.reshape(-1, 1), piece.values.T, np.nan)
+        """Take a piece's rows, to be put with others."""
+        before = self._waiting[-1:]
+        if before and piece.time_ns[0] <= before[0].time_ns[-1]:  # the clock was set back
+            self.flush()
+        self._waiting.append(piece)
+        if sum(len(one.time_ns) for one in self._waiting) >= ROWS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put the rows that wait; what rings know better is left out."""
+        if not self._waiting:
+            return
+        times = np.concatenate([piece.time_ns for piece in self._waiting])
+        values = np.concatenate([piece.values.T for piece in self._waiting], axis=1)
+        self._waiting = []
+        values[times > self._since.reshape(-1, 1)] = np.nan
         keys = [self._keys[index] for index in self._gauges]
         self._timeline.put(keys, times - TICK_NS, times, values[self._gauges])
         lines = [self._lines[index] for index in self._counters]
