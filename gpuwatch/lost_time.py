@@ -91,6 +91,7 @@ class LostTime:
         self._gpus: dict[Entity, _Gpu] = {}
         self._near: dict[str, tuple[Entity, ...]] = {}
         self._tick = Tick(0, 0)
+        self._late_ns: dict[str, int] = {}  # pressure that a tick had no room for
         self.attach(entities)
 
     def attach(self, entities: Iterable[EntityInfo]) -> None:
@@ -106,11 +107,13 @@ class LostTime:
 
     def add(self, tick: Tick) -> None:
         """Take in a tick."""
+        if tick.start_ns != self._tick.end_ns:
+            self._late_ns.clear()
         self._tick = tick
         for entity in tick.windows:
             if entity.kind == "gpu" and entity not in self._gpus:
                 self._gpus[entity] = _Gpu(entity, self._near.get(entity.id, ()))
-        pressures = {cause: _pressed_ns(tick, entity) for cause, entity in PRESSURES.items()}
+        pressures = {cause: self._pressed_ns(tick, cause) for cause in PRESSURES}
         for gpu in list(self._gpus.values()):
             gpu.turn(tick)
             windows = tick.windows.get(gpu.entity)
@@ -118,6 +121,19 @@ class LostTime:
                 gpu.add(tick, windows, pressures)
             elif not gpu.ledger.sums:
                 del self._gpus[gpu.entity]
+
+    def _pressed_ns(self, tick: Tick, cause: str) -> int | None:
+        """Return for how long some work on the host waited for a resource, None if unknown.
+
+        Reads do not fall on the ends of ticks, so a tick may show some of the time before it.
+        """
+        window = tick.window(PRESSURES[cause], SOME)
+        if window is None or not window.covered_ns:
+            return None
+        tick_ns = tick.end_ns - tick.start_ns
+        waited_ns = round(window.increase * SECOND_NS) + self._late_ns.get(cause, 0)
+        self._late_ns[cause] = min(max(0, waited_ns - tick_ns), tick_ns // 2)
+        return min(tick_ns, waited_ns)
 
     def of(self, entity: Entity) -> Loss | None:
         """Return what the minute of a GPU came to, None of any other entity."""
@@ -333,14 +349,6 @@ def _silent_ns(windows: Windows) -> int:
         if window is not None:
             silent_ns = max(silent_ns, window.integral)
     return round(silent_ns)
-
-
-def _pressed_ns(tick: Tick, resource: Entity) -> int | None:
-    """Return for how long some work on the host waited for a resource, None if unknown."""
-    window = tick.window(resource, SOME)
-    if window is None or not window.covered_ns:
-        return None
-    return min(tick.end_ns - tick.start_ns, round(window.increase * SECOND_NS))
 
 
 def _is_at_limit(tick: Tick, entity: Entity, windows: Windows) -> bool:

@@ -498,6 +498,16 @@ def test_a_light_load_is_no_part_of_waits():
     assert "coincides with 10 s of waits of the job in the last 30 s" in found
 
 
+def test_pressure_is_whole_wherever_its_reads_fall():
+    """Reads every tenth of a second: in one quarter second there are two of them, in the next 3."""
+
+    def full(number):
+        return at_once(WAITS, {Entity("resource", "io"): {SOME: Rise(0.3 if number % 2 else 0.2)}})
+
+    # Of the first quarter second a fifth is not known yet.
+    assert told((120, WORKS), (120, full)) == [("io_pressure", 0.494)]
+
+
 def test_a_link_that_was_looked_at_while_idle_is_not_full():
     """A link's generation is read every ten seconds: more bytes than it could carry say so."""
     stale = WAITS | {
