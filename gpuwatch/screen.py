@@ -4,13 +4,12 @@ import contextlib
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -56,9 +55,9 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, as they are now."""
-        columns, lines = shutil.get_terminal_size()
-        return columns, lines
+        """Columns and lines, as they are now; some consoles do not say."""
+        columns, lines = os.get_terminal_size(self._stdout)
+        return columns or 80, lines or 24
 
     def __enter__(self) -> Self:
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -145,8 +144,11 @@ class Screen:
 
     def _write(self, text: str) -> None:
         data = text.encode(sys.stdout.encoding or "utf-8", "replace")
-        while data:
-            data = data[os.write(self._stdout, data) :]
+        try:
+            while data:
+                data = data[os.write(self._stdout, data) :]
+        except OSError:  # the terminal has gone
+            self.ended = True
 
     def _take(self) -> None:
         self._modes = termios.tcgetattr(self._stdin)
@@ -191,11 +193,12 @@ def interactive() -> bool:
     return usable and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def printed(lines: Sequence[Text], write: Callable[[str], object]) -> None:
-    """Write lines once, with colour only on a terminal, and only if NO_COLOR does not forbid it."""
+def put(lines: Sequence[Text]) -> None:
+    """Print lines once, with colour only on a terminal, and only if NO_COLOR does not forbid it."""
     console = Console(highlight=False, markup=False, emoji=False, legacy_windows=False)
     console.width = max([console.width, *(line.cell_len + 1 for line in lines)])
     for line in lines:
         with console.capture() as captured:
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        write(captured.get())
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(captured.get().encode(encoding, "replace").decode(encoding))

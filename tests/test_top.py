@@ -462,7 +462,7 @@ def broken(draw: st.DrawFn, whole: Any) -> Any:
     return copy
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     broken({**STATUS, "alerts": [alert("gpu_bad", "critical", 1, causes=[{"cause": "x"}])]}),
     broken(MINUTE) | JUNK,

@@ -20,6 +20,7 @@ IDLE_SECONDS = 3600.0
 # A status is kept once a second: after so long it shows what has just happened.
 SEEN_SECONDS = 1.0
 ALERTING = ("_detected", "_firing")
+NOT_YET = 503  # a reader that was not done in time: HTTP's "service unavailable"
 EVENTS_TOLD = 200  # by a status, the newest
 KEYS_LINE = "q quit ←→ 1s PgUp/Dn 10s Space play n p alert ? help"
 KEYS = """\
@@ -44,6 +45,7 @@ class Player:
         self.start = told.number(recording.get("start")) or 0.0
         self.end = max(self.start, told.number(recording.get("end")) or self.start)
         self.fault = ""
+        self.later = False
         self._reader = reader
         self._time = self.start
         self._since: float | None = None  # on the monotonic clock, while it plays
@@ -92,7 +94,7 @@ class Player:
         """Return the time of the first alert after, or the last before that time, None if none."""
         nearest, until = None, None if later else seconds
         while True:
-            status = self.status(until)
+            status = self.status(until, patient=True)
             events = told.mappings(status.get("events"))
             times = [_wall(event, status) for event in events if _alerts(event)]
             if not later:
@@ -103,12 +105,17 @@ class Player:
                 return nearest
             until = oldest
 
-    def status(self, seconds: float | None) -> dict[str, Any]:
-        """Return the status at a time, None for the end; `fault` says why there is none."""
+    def status(self, seconds: float | None, *, patient: bool = False) -> dict[str, Any]:
+        """Return the status at a time, None for the end; `fault` says why there is none.
+
+        `later` is whether there will be one: a long recording is judged a part at each call, if
+        `patient` in this one.
+        """
         while True:
             answer = self._reader.answer({"what": "status", "time": seconds})
             self.fault = told.text(answer.get("error"))
-            if answer.get("status") != 503:  # judged as far as it went: it goes on from there
+            self.later = bool(self.fault) and answer["status"] == NOT_YET
+            if not (patient and self.later):
                 return {} if self.fault else answer
 
     def minute(self, seconds: float) -> dict[str, Any]:
@@ -143,6 +150,8 @@ def watch(reader: Reader, first: Mapping[str, Any], url: str) -> None:
             bar = slider(now, player.start, player.end, columns, playing=player.playing)
             screen.show(shown.head, shown.body, [bar, foot(player.fault, f"{url}  {KEYS_LINE}")])
             wait = DRAWN_SECONDS if player.playing else IDLE_SECONDS
+            if player.later:
+                shown_time, wait = None, 0.0
             keys, _ = screen.wait((), time.monotonic() + wait)
             for key in keys:
                 if key == "q":

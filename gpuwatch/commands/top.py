@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import select
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -183,13 +182,13 @@ def _tell(daemon: Daemon, once: bool, interval: float) -> int:
 def _draw_once(daemon: Daemon) -> int:
     import shutil
 
-    from gpuwatch.screen import printed
+    from gpuwatch.screen import put
     from gpuwatch.view import Looks, picture
 
     answer = daemon.answer()
     size = (shutil.get_terminal_size().columns, 0)
     shown = picture(answer["status"], answer["minute"], size, Looks())
-    printed([*shown.head, *shown.body], sys.stdout.write)
+    put([*shown.head, *shown.body])
     return _code(answer)
 
 
