@@ -258,6 +258,14 @@ def test_colour(running, variables, coloured):
         assert max(map(cell_len, lines)) <= 80
 
 
+def test_a_terminal_without_unicode(running):
+    """Signs that the terminal has not are question marks, and nothing else is lost."""
+    with top(running, "--once", PYTHONIOENCODING="latin-1") as terminal:
+        assert terminal.ends() == 2
+        assert " 1200/1980 " in terminal.received
+        assert re.search(r"[\d.]+\? +[\d.]+\? GPU 3", SGR.sub("", terminal.received))
+
+
 @pytest.mark.parametrize("words", [[], ["--once"], ["--json"]])
 def test_without_a_daemon(tmp_path, capsys, words):
     """One line says what to do."""
