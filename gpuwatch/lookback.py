@@ -173,6 +173,8 @@ def _put_bytes(
     for piece in History(directory).read(grid.start_ns - TICK_NS, grid.end_ns + TICK_NS, **chosen):
         lines = lines_of(piece.columns)
         keys = [(line.entity, line.name) for line in lines]
+        if not keys:  # none of these are bytes of ports
+            break
         inside = piece.time_ns <= min(since.get(key, FOREVER_NS) for key in keys)
         if not inside.any():
             continue
