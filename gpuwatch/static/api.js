@@ -4,8 +4,8 @@
 export async function get(path, parameters = [], signal = undefined) {
   const query = new URLSearchParams(parameters.filter(([, value]) => value !== null)).toString();
   const answer = await fetch(query ? `${path}?${query}` : path, { signal });
+  if (answer.ok) return answer.json();
   const told = await answer.json().catch(() => ({}));
-  if (answer.ok) return told;
   throw Object.assign(new Error(told.error ?? `${path}: ${answer.status}`), { status: answer.status });
 }
 

@@ -78,7 +78,7 @@ function showStatus() {
   if (!status) return;
   showHeader(status, replay?.recording);
   showAlerts(status, replay?.recording);
-  showGpus(status, look.chosen, (entity) => look.colour(entity));
+  showGpus(status, look);
   showSources(status);
   showEvents(status, byId("filter").value);
 }
@@ -102,11 +102,14 @@ async function refresh() {
     return;
   }
   fetching = true;
-  do {
-    again = false;
-    await fetchAndDraw();
-  } while (again);
-  fetching = false;
+  try {
+    do {
+      again = false;
+      await fetchAndDraw();
+    } while (again);
+  } finally {
+    fetching = false;
+  }
 }
 
 async function fetchAndDraw() {
@@ -128,7 +131,7 @@ async function fetchAndDraw() {
 function draw(visible, grid) {
   look.view(timeline, status, replay);
   for (const plot of visible) plot.draw(samples, grid, look);
-  showPorts(status ?? {}, look.portRates(samples, grid), (entity) => look.colour(entity));
+  showPorts(status ?? {}, look.portRates(samples, grid), look);
   showTimes(grid);
 }
 

@@ -19,18 +19,18 @@ function stateOf(up, values) {
   return up === 1 ? ["ok", "up"] : ["unknown", "not known"];
 }
 
-/** Show all GPUs; `selected` are the ids whose lines charts show, null is all. */
-export function showGpus(status, selected, colour) {
+/** Show all GPUs, and which of them `look` has chosen for the charts. */
+export function showGpus(status, look) {
   byId("gpus").hidden = !status.gpus.length;
   show(
     byId("gpu-rows"),
-    status.gpus.map((gpu) => row(gpu, gpu.values ?? {}, selected, colour)),
+    status.gpus.map((gpu) => row(gpu, gpu.values ?? {}, look)),
   );
 }
 
-function row(gpu, values, selected, colour) {
+function row(gpu, values, look) {
   const [kind, state] = stateOf(gpu.up ?? values.gpu_up, values);
-  const chosen = !selected || selected.has(gpu.gpu);
+  const chosen = look.isChosen(["gpu", gpu.gpu]);
   const cell = (title, ...content) => h("td", { "data-title": title }, content);
   return h(
     "tr",
@@ -41,7 +41,7 @@ function row(gpu, values, selected, colour) {
       h(
         "button",
         { type: "button", class: "pick", "aria-pressed": String(chosen), "data-pick": gpu.gpu },
-        h("i", { class: "swatch", style: { "background-color": colour(["gpu", gpu.gpu]).color } }),
+        look.swatch(["gpu", gpu.gpu]),
         `GPU ${gpu.gpu}`,
       ),
     ),
@@ -123,7 +123,7 @@ function xids(found) {
 }
 
 /** Show the RDMA ports; `rates` has their bytes a second by entity, from the samples. */
-export function showPorts(status, rates, colour) {
+export function showPorts(status, rates, look) {
   const ports = status.ports ?? [];
   byId("ports").hidden = !ports.length;
   show(
@@ -142,7 +142,7 @@ export function showPorts(status, rates, colour) {
         h(
           "th",
           { scope: "row", title: entityName(entity) },
-          h("i", { class: "swatch", style: { "background-color": colour(entity).color } }),
+          look.swatch(entity),
           port,
         ),
         cell("State", h("span", { class: `state ${off ? "unknown" : kind}` }, off ? "switched off" : word)),

@@ -1,5 +1,6 @@
 // How things look in all charts alike: colours of entities, which are chosen, limits and marks.
 
+import { h } from "./dom.js";
 import { wall } from "./status.js";
 
 const COLOURS = 8; // beyond them the same again, dashed
@@ -61,6 +62,12 @@ export class Look {
   colour(entity) {
     const place = this.order(entity);
     return { color: this.css(`--line-${place % COLOURS}`), dash: place % 16 >= COLOURS ? [5, 3] : undefined };
+  }
+
+  /** Return a patch of an entity's colour, hollow where its line is dashed. */
+  swatch(entity) {
+    const { color, dash } = this.colour(entity);
+    return h("i", { class: dash ? "swatch hollow" : "swatch", style: { color } });
   }
 
   /** Choose one GPU alone, or all if it was that; with `more` add it or take it away. */

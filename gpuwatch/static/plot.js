@@ -7,6 +7,7 @@ import { drawLanes } from "./lanes.js";
 
 const AXIS = 64; // pixels for the numbers at the left, the same in all charts
 const LABEL = 60; // pixels of a time under the axis
+const RECENT = 1; // seconds
 const MORE = 4; // lines from which on bands are drawn paler
 
 export class Plot {
@@ -81,7 +82,7 @@ export class Plot {
         ? [turned(one.max, one.sign), turned(one.min, one.sign), turned(one.mean, one.sign)]
         : [turned(one.mean, one.sign)],
     );
-    return [times, ...rows];
+    return [times, ...(rows.length ? rows : [times.map(() => null)])];
   }
 
   /** Find what the axis must show: all values, and the limits that are near enough. */
@@ -123,6 +124,7 @@ export class Plot {
       }
       series.push({ stroke: color, width: this.lines.length > MORE ? 1 : 1.5, dash, points: { size: 3, fill: color, filter: alone } });
     }
+    if (!this.lines.length) series.push({ scale: "y" }); // uPlot has no pointer without a line
     const grid = { stroke: look.css("--grid"), width: 1 };
     const axis = { stroke: look.css("--dim"), font: look.font, grid, ticks: { show: false } };
     const options = {
@@ -199,8 +201,11 @@ export class Plot {
     const { time } = this.look;
     const chosen = time === null ? null : Math.floor(time / this.grid.step) - this.grid.first;
     const place = pointed ?? (chosen >= 0 && chosen < this.grid.count ? chosen : null);
-    for (const one of this.lines) {
-      const at = place ?? one.mean.findLastIndex((value) => value !== null);
+    const newest = this.lines.map(({ mean }) => mean.findLastIndex((value) => value !== null));
+    // What ended long before the others is not known now.
+    const since = Math.max(...newest) - Math.max(2, (RECENT + this.chart.late) / this.grid.step);
+    for (const [row, one] of this.lines.entries()) {
+      const at = place ?? (newest[row] >= since ? newest[row] : -1);
       const spread = place !== null && one.min[at] !== one.max[at];
       const number = (value) => quantityIn(this.scale, value);
       const text = spread
@@ -216,12 +221,11 @@ export class Plot {
       this.readout,
       [...entities].map(([id, texts]) => {
         const entity = id.split(/,(.*)/s).slice(0, 2);
-        const { color } = this.look.colour(entity);
         const name = entity[0] === "gpu" ? entity[1] : entity[1] || entity[0];
         return h(
           "span",
           { class: "key", title: entityName(entity) },
-          h("i", { class: "swatch", style: { "background-color": color } }),
+          this.look.swatch(entity),
           h("span", { class: "of" }, name),
           h("span", { class: "number" }, texts.join(" ")),
         );
