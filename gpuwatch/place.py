@@ -1,5 +1,6 @@
 """The place: where a node's samples and recordings lie, as the daemon tells who reads them."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,10 +36,11 @@ class Place(NamedTuple):
         if not NAME.fullmatch(name):
             raise RequestError(f"recording: {name!r} is no name of a recording")
         path = Path(self.recordings) / name
-        ours = name == self.recording or (path.suffix == SUFFIX and not path.is_symlink())
-        if not ours or not path.is_file():
-            raise RequestError(f"recording: {name}: there is none of that name", 404)
-        return path
+        with contextlib.suppress(OSError):  # a name that is too long, say
+            ours = name == self.recording or (path.suffix == SUFFIX and not path.is_symlink())
+            if ours and path.is_file():
+                return path
+        raise RequestError(f"recording: {name}: there is none of that name", 404)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gpuwatch.errors import RequestError
 
 IDLE_SECONDS = 60.0
+END_SECONDS = 1.0
 WAITING = 16
 BUFFER_BYTES = 1 << 20
 ANSWER_BYTES = 256 << 20
@@ -115,6 +116,9 @@ class ReaderChild:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a process; one that hangs in the file system ends when that lets it go."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-    await process.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()

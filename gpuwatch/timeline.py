@@ -294,12 +294,13 @@ class _Reduced(NamedTuple):
 
 def _reduced(edges: Times, starts: Times, ends: Times, values: Floats) -> _Reduced:
     """Return what the values are in each step: value x ns, ns known, least, most."""
-    within = (int(edges[0]), int(edges[-1]))
-    bounds = np.unique(np.concatenate([edges, starts.clip(*within), ends.clip(*within)]))
-    begins = bounds[:-1]
+    within = np.concatenate([starts, ends])
+    within = np.minimum(np.maximum(within, edges[0]), edges[-1])
+    bounds = np.sort(np.concatenate([edges, within]))
+    begins, spans = bounds[:-1], np.diff(bounds)
     row = starts.searchsorted(begins, "right") - 1
-    stands = (row >= 0) & (begins < ends[row])
-    spans = np.where(stands, np.diff(bounds), 0).astype(np.float64)
+    stands = (row >= 0) & (begins < ends[row]) & (spans > 0)
+    spans = np.where(stands, spans, 0).astype(np.float64)
     parts = values[:, row]
     parts[:, ~stands] = math.nan
     known = ~np.isnan(parts)
