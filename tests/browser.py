@@ -210,13 +210,17 @@ class Browser:
         self._mouse("mouseMoved", x + width / 2, y + height / 2)
 
     def box(self, selector: str) -> tuple[float, float, float, float]:
-        """Return left, top, width and height of an element, scrolled into view."""
-        found = self.run(
+        """Return left, top, width and height of an element, in view and no longer moving."""
+        look = (
             f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
             " one.scrollIntoView({block: 'center', behavior: 'instant'});"
             " const box = one.getBoundingClientRect();"
-            " return [box.left, box.top, box.width, box.height]; })()"
+            " return new Promise((resolve) => requestAnimationFrame(() =>"
+            " resolve([box.left, box.top, box.width, box.height]))); })()"
         )
+        before, found = None, self.run(look)
+        while found != before:
+            before, found = found, self.run(look)
         left, top, width, height = found
         return left, top, width, height
 
