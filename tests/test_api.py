@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from running import Running, descendants, wait_for
 
 from gpuwatch.cli import main
@@ -220,6 +222,25 @@ def test_nonsense_is_answered_in_one_line(daemon, path, status):
     code, body = daemon.get(f"/api/v1/{path}")
     assert (code, body.count(b"\n")) == (status, 0)
     assert b"Traceback" not in body
+
+
+WORDS = st.text(max_size=8) | st.sampled_from(
+    ["gpu_power_watts", "gpu/0", "0", "1e9", "-1", "nan", "x.gwr", "../x.gwr", "2000", "9" * 30]
+)
+KEYS = st.sampled_from(["signal", "entity", "start", "end", "points", "recording", "time", "x"])
+PATHS = st.sampled_from(["series", "columns", "status", "recordings", "recordings/%00b.gwr"])
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(PATHS, st.lists(st.tuples(KEYS, WORDS), max_size=6))
+def test_any_question_gets_an_answer(daemon, path, parameters):
+    """Whatever is asked: JSON in one line, and never a fault of gpuwatch."""
+    code, body = got(daemon, path, *parameters)
+    assert code in (200, 400, 404)
+    assert body.count(b"\n") == 0
+    assert (code != 200) == ("error" in json.loads(body))
 
 
 def test_a_reader_that_stands_still_holds_up_no_scrape(daemon):
