@@ -26,6 +26,12 @@ class RecordingError(GpuwatchError):
     exit_code = USAGE
 
 
+class StateError(GpuwatchError):
+    """What a daemon has kept cannot be read: missing, damaged or not ours to read."""
+
+    exit_code = USAGE
+
+
 class RequestError(GpuwatchError):
     """What was asked for cannot be answered; `status` is that of HTTP."""
 

@@ -1,4 +1,4 @@
-"""The only door to SQLite: what must outlive the daemon.
+"""The store: what must outlive the daemon.
 
 All of it is small and held in memory; the file is written through. So the state is optional: no
 fault of the file or the disk is raised, `fault` tells it, and the next write tries again with
@@ -6,26 +6,20 @@ everything. A file that is broken, foreign or of a newer gpuwatch is put aside.
 All calls come from one thread.
 """
 
-import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gpuwatch import database
 from gpuwatch.alerts import AlertRow
+from gpuwatch.database import APPLICATION_ID, VERSION, Answer, Broken, Connection
 from gpuwatch.topology import in_bus_order
 
-APPLICATION_ID = 0x67707577  # "gpuw", in the file's header
-VERSION = 1
-LOCK_SECONDS = 0.2  # no longer, the daemon's tick waits for it
-# Codes of damage; SQLITE_ERROR is a table or column that should be there.
-DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 ALERT_TYPES = (str, str, str, str, int, str, (float, NoneType), int, str)
 SLOT_TYPES = (str, str, str, str, *[(int, NoneType)] * 3)
 LEASE_TYPES = (str, str, int)
 PORT_TYPES = (str, float)
-BROKEN_KEPT = 5  # more broken files than these would fill the disk of a restarting daemon
 
 SCHEMA = f"""
 BEGIN;
@@ -93,10 +87,6 @@ class PortRow(NamedTuple):
     rate: float
 
 
-class _Broken(Exception):
-    """The file is not one of ours, or not one that can be read."""
-
-
 class Store:
     """What is known of GPUs, alerts and leases, in the file `path` or (None) in memory alone.
 
@@ -106,7 +96,7 @@ class Store:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file: sqlite3.Connection | None = None
+        self._file: Connection | None = None
         self._numbers: dict[str, int] = {}
         self._alerts: dict[tuple[str, str, str], AlertRow] = {}
         self.inventory: tuple[SlotRow, ...] = ()
@@ -184,6 +174,23 @@ class Store:
             self._file.close()
             self._file = None
 
+    def run(self, work: Callable[[Connection], Answer]) -> Answer | None:
+        """Do something with tables of one's own, in one transaction.
+
+        None if it was not done: there is no file, or `fault` says what is wrong with it. A table
+        may be missing: the file may be another one than the last time.
+        """
+        if self._path is None:
+            return None
+        if self._fault:
+            self._attempt(())
+        try:
+            with self._opened(self._path) as file:
+                return work(file)
+        except database.FAULTS as error:
+            self._give_up(error)
+            return None
+
     def _attempt(self, alerts: Iterable[AlertRow]) -> None:
         """Keep the rows and bring the file up to date, as far as it lets us."""
         self._alerts.update({row[:3]: row for row in alerts})
@@ -192,17 +199,23 @@ class Store:
         try:
             self._write(self._path)
             self._fault = ""
-        except (_Broken, sqlite3.Error, OSError, UnicodeError) as error:
-            self.close()
-            self._fault = f"{self._path}: {error}; state is kept in memory only"
+        except database.FAULTS as error:
+            self._give_up(error)
 
-    def _write(self, path: Path) -> None:
+    def _give_up(self, error: Exception) -> None:
+        self.close()
+        self._fault = f"{self._path}: {error}; state is kept in memory only"
+
+    def _opened(self, path: Path) -> Connection:
         if self._file is not None and not path.exists():  # removed while we ran
             self.close()
         if self._file is None:
             self._open(path)
         assert self._file is not None
-        with self._file as file:
+        return self._file
+
+    def _write(self, path: Path) -> None:
+        with self._opened(path) as file:
             for table, rows in (
                 ("gpu_numbers", list(self._numbers.items())),
                 ("alerts", list(self._alerts.values())),
@@ -218,65 +231,33 @@ class Store:
     def _open(self, path: Path) -> None:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
-            self._connect(path)
-        except _Broken as broken:
-            aside = _put_aside(path)
+            self._file = database.connect(path, self._prepare)
+        except Broken as broken:
+            aside = database.put_aside(path)
             self._lost = f"{path}: {broken}; put aside as {aside.name}, its state is lost"
-            self._connect(path)
-        except sqlite3.OperationalError:
+            self._file = database.connect(path, self._prepare)
+        except database.NOT_OPENED:
             # A log cannot be opened where nothing may be written, the file alone still can.
-            self._read_only(path)
+            database.salvage(path, self._adopt)
             raise
 
-    def _connect(self, path: Path) -> None:
-        connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
-        try:
-            tables, identity = connection.execute(
-                "SELECT (SELECT count(*) FROM sqlite_master), application_id "
-                "FROM pragma_application_id"
-            ).fetchone()
-            if not tables and not identity:
-                connection.executescript(SCHEMA)
-            self._adopt(connection)
-            connection.executescript(LATER)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            self._file = connection
-        except UnicodeDecodeError as error:  # damage within a text
-            raise _Broken(str(error)) from error
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
-                raise _Broken(str(error)) from error
-            raise
-        finally:
-            if self._file is None:
-                connection.close()
+    def _prepare(self, file: Connection) -> None:
+        tables, identity = file.execute(
+            "SELECT (SELECT count(*) FROM sqlite_master), application_id FROM pragma_application_id"
+        ).fetchone()
+        if not tables and not identity:
+            file.executescript(SCHEMA)
+        self._adopt(file)
+        file.executescript(LATER)
 
-    def _read_only(self, path: Path) -> None:
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        with suppress(sqlite3.Error, UnicodeDecodeError, _Broken):
-            connection = sqlite3.connect(uri, uri=True)
-            try:
-                self._adopt(connection)
-            finally:
-                connection.close()
-
-    def _adopt(self, file: sqlite3.Connection) -> None:
+    def _adopt(self, file: Connection) -> None:
         """Take over what the file has and we do not; what is in use stays as it is."""
-        (identity,) = file.execute("PRAGMA application_id").fetchone()
-        if identity != APPLICATION_ID:
-            raise _Broken("not a gpuwatch database")
-        (version,) = file.execute("PRAGMA user_version").fetchone()
-        if version != VERSION:
-            raise _Broken(f"has version {version}, this gpuwatch knows {VERSION}")
-        (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise _Broken(f"is damaged ({verdict.splitlines()[-1]})")
-        numbers = _rows(file, "gpu_numbers", ("pci_bus_id", "number"), (str, int))
-        alerts = _rows(file, "alerts", AlertRow._fields, ALERT_TYPES)
+        database.check(file)
+        numbers = database.rows(file, "gpu_numbers", ("pci_bus_id", "number"), (str, int))
+        alerts = database.rows(file, "alerts", AlertRow._fields, ALERT_TYPES)
         later = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
         slots, leases, ports = (
-            _rows(file, name, kind._fields, types) if name in later else []
+            database.rows(file, name, kind._fields, types) if name in later else []
             for name, kind, types in (
                 ("inventory", SlotRow, SLOT_TYPES),
                 ("leases", LeaseRow, LEASE_TYPES),
@@ -297,28 +278,3 @@ class Store:
         self.leases += tuple(LeaseRow(*row) for row in leases if row[0] not in held)
         linked = {port.port for port in self.ports}
         self.ports += tuple(PortRow(*row) for row in ports if row[0] not in linked)
-
-
-def _rows(
-    file: sqlite3.Connection, table: str, columns: Sequence[str], types: tuple[Any, ...]
-) -> list[tuple[Any, ...]]:
-    """Return a table's rows; raises _Broken for a value of another type."""
-    rows = file.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()  # noqa: S608
-    if not _typed(rows, types):
-        raise _Broken("is damaged (a value of another type)")
-    return rows
-
-
-def _typed(rows: Iterable[tuple[Any, ...]], kinds: tuple[Any, ...]) -> bool:
-    return all(all(map(isinstance, row, kinds)) for row in rows)
-
-
-def _put_aside(path: Path) -> Path:
-    """Rename a file, and what SQLite keeps beside it, out of the way."""
-    names = [path.with_name(f"{path.name}.broken-{n}") for n in range(1, BROKEN_KEPT + 1)]
-    aside = next((name for name in names if not name.exists()), names[-1])
-    path.replace(aside)
-    for suffix in ("-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            Path(f"{path}{suffix}").replace(f"{aside}{suffix}")
-    return aside

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.alerts import AlertRow
-from gpuwatch.store import APPLICATION_ID, BROKEN_KEPT, SCHEMA, VERSION, LeaseRow, SlotRow, Store
+from gpuwatch.database import APPLICATION_ID, BROKEN_KEPT, VERSION
+from gpuwatch.store import SCHEMA, LeaseRow, SlotRow, Store
 
 BUS = ["0000:1b:00.0", "0000:43:00.0", "000f:01:00.0"]
 
