@@ -123,9 +123,13 @@ def test_no_total_falls_when_the_sampler_is_started_anew(tree, tmp_path):
         (tree.root / "class/net/ib0/carrier_changes").write_text("1\n")
         before = [4 * (51_282_193 + 100), 5, 3]
         wait_for(lambda: totals() == before)
+        manifest = daemon.runtime / "network.json"
+        told = manifest.read_text()
         os.kill(daemon.child("network"), signal.SIGKILL)
-        wait_for(lambda: restarts(daemon) == 1)
-        wait_for(lambda: daemon.value("gpuwatch_source_up", 'source="rdma"') == 1)
+        wait_for(lambda: restarts(daemon) == 1 and manifest.read_text() != told)
+        reads = ("gpuwatch_source_read_seconds_count", 'source="rdma"')
+        enough = daemon.value(*reads) + 100  # some of the old one may not be counted yet
+        wait_for(lambda: daemon.value(*reads) > enough, what="reads of the new sampler")
         tree.show("mlx5_0", port_rcv_data=150, out_of_sequence=3)
         wait_for(lambda: totals() == [before[0] + 200, before[1] + 2, before[2]])
     assert watch.fell == []
@@ -280,7 +284,7 @@ def test_scenarios_of_the_network(tmp_path, scenario, rule):
 period_ms = 20
 [simulated]
 gpus = 3
-fault_after_seconds = 2.0
+fault_after_seconds = 4.0
 """
     with Running(tmp_path, "--source", f"simulated:{scenario}", config=config) as daemon:
         sick = ["rdma_port", "mlx5_2/1"]
