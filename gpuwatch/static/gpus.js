@@ -128,29 +128,38 @@ export function showPorts(status, rates, look) {
   byId("ports").hidden = !ports.length;
   show(
     byId("port-rows"),
-    ports.map(({ device, port: number, gpu, values }) => {
-      const port = `${device}/${number}`;
-      const entity = ["rdma_port", port];
-      const up = values.rdma_port_up;
-      const [kind, word] = up === 1 ? ["ok", "up"] : up === 0 ? ["critical", "down"] : ["unknown", "not known"];
-      const off = values.rdma_port_enabled === 0;
-      const [rate, expected] = [values.rdma_rate_bytes_per_second, values.rdma_expected_rate_bytes_per_second];
-      const cell = (title, ...content) => h("td", { "data-title": title }, content);
-      return h(
-        "tr",
-        {},
-        h(
-          "th",
-          { scope: "row", title: entityName(entity) },
-          look.swatch(entity),
-          port,
-        ),
-        cell("State", h("span", { class: `state ${off ? "unknown" : kind}` }, off ? "switched off" : word)),
-        cell("Near", gpu ? `GPU ${gpu}` : UNKNOWN),
-        cell("Link", h("span", { class: rate < expected ? "near" : "" }, rate < expected ? ofLimit(rate, expected, "bytes_per_second") : quantity(rate, "bytes_per_second"))),
-        cell("Received", bar(rates.get(`${port} received`), rate, quantity(rates.get(`${port} received`), "bytes_per_second"))),
-        cell("Sent", bar(rates.get(`${port} transmitted`), rate, quantity(rates.get(`${port} transmitted`), "bytes_per_second"))),
-      );
-    }),
+    ports.map(({ device, port, gpu, values }) => portRow(`${device}/${port}`, gpu, values, rates, look)),
+  );
+}
+
+function portRow(port, gpu, values, rates, look) {
+  const entity = ["rdma_port", port];
+  const up = values.rdma_port_up;
+  const off = values.rdma_port_enabled === 0;
+  const [kind, word] = up === 1 ? ["ok", "up"] : up === 0 ? ["critical", "down"] : ["unknown", "not known"];
+  const rate = values.rdma_rate_bytes_per_second;
+  const expected = values.rdma_expected_rate_bytes_per_second;
+  const slow = rate < expected;
+  const cell = (title, ...content) => h("td", { "data-title": title }, content);
+  const flow = (direction) => {
+    const now = rates.get(`${port} ${direction}`);
+    const peak = values[`rdma_burst_bytes_per_second{direction="${direction}"}`];
+    return [
+      bar(now, rate, quantity(now, "bytes_per_second")),
+      peak === undefined ? null : h("span", { class: "dim" }, ` peak ${quantity(peak, "bytes_per_second")}`),
+    ];
+  };
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row", title: entityName(entity) }, look.swatch(entity), port),
+    cell("State", h("span", { class: `state ${off ? "unknown" : kind}` }, off ? "switched off" : word)),
+    cell("Near", gpu ? `GPU ${gpu}` : UNKNOWN),
+    cell(
+      "Link",
+      h("span", { class: slow ? "near" : "" }, ofLimit(rate, slow ? expected : null, "bytes_per_second")),
+    ),
+    cell("Received", flow("received")),
+    cell("Sent", flow("transmitted")),
   );
 }

@@ -5,6 +5,7 @@ import { wall } from "./status.js";
 
 const COLOURS = 8; // beyond them the same again, dashed
 const FEW = 4;
+const RATE_SECONDS = 5; // a few steps of training: what flows in bursts has a mean
 const DIRECTIONS = ["received", "transmitted"];
 const portBytes = (direction) => `rdma_port_data_${direction}_bytes_total`;
 
@@ -125,15 +126,20 @@ export class Look {
     if (replay) this.marks.push({ seconds: this.time, kind: "time" });
   }
 
-  /** Return the rate of each port and direction at the moment looked at, else the newest. */
+  /** Return the mean rate of each port and direction over the last seconds that are known. */
   portRates(samples, grid) {
     const rates = new Map();
     const { time } = this;
-    const place = time === null ? grid.count : Math.floor(time / grid.step) - grid.first + 1;
+    const end = time === null ? grid.count : Math.floor(time / grid.step) - grid.first + 1;
     for (const direction of DIRECTIONS) {
       for (const { entity, mean } of samples.series(portBytes(direction), grid)) {
-        const value = mean.slice(0, Math.max(place, 0)).findLast((one) => one !== null);
-        if (value !== undefined) rates.set(`${entity[1]} ${direction}`, value);
+        const before = mean.slice(0, Math.max(end, 0));
+        const newest = before.findLastIndex((one) => one !== null);
+        const start = newest - Math.ceil(RATE_SECONDS / grid.step);
+        const known = before.slice(Math.max(start + 1, 0), newest + 1).filter((one) => one !== null);
+        if (!known.length) continue;
+        const rate = known.reduce((sum, one) => sum + one, 0) / known.length;
+        rates.set(`${entity[1]} ${direction}`, rate);
       }
     }
     return rates;

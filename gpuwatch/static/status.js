@@ -123,7 +123,7 @@ function alertCard(alert, status, recording) {
       h("span", { class: "place" }, entityName(alert.entity), alert.place ? ` ${alert.place}` : ""),
       h("span", { class: "since" }, "since ", when(since, now), ` (${duration(Math.max(0, now - since))})`),
     ),
-    h("p", { class: "next" }, alert.next_step),
+    h("p", { class: "next" }, prose(alert.next_step)),
     h(
       "p",
       { class: "facts" },
@@ -144,6 +144,11 @@ function alertCard(alert, status, recording) {
         : null,
     ),
   );
+}
+
+/** Return text in which `commands` stand in backquotes. */
+function prose(text) {
+  return text.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part));
 }
 
 /** Return why a GPU is slow, most likely cause first, null if nothing is said. */
