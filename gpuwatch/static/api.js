@@ -6,7 +6,9 @@ export async function get(path, parameters = [], signal = undefined) {
   const answer = await fetch(query ? `${path}?${query}` : path, { signal });
   if (answer.ok) return answer.json();
   const told = await answer.json().catch(() => ({}));
-  throw Object.assign(new Error(told.error ?? `${path}: ${answer.status}`), { status: answer.status });
+  throw Object.assign(new Error(told.error ?? `${path}: ${answer.status}`), {
+    status: answer.status,
+  });
 }
 
 const SILENT_MS = 5000; // statuses come about once a second

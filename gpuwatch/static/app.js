@@ -51,7 +51,10 @@ const actions = {
     turn();
   },
   point(seconds, clicked) {
-    show(byId("cursor"), seconds === null ? "" : clock(seconds, Math.min(timeline.grid(pixels()).step, 0.999)));
+    show(
+      byId("cursor"),
+      seconds === null ? "" : clock(seconds, Math.min(timeline.grid(pixels()).step, 0.999)),
+    );
     byId("cursor").title = seconds === null ? "" : utc(seconds);
     if (clicked && replay) replay.go(seconds);
   },
@@ -62,7 +65,8 @@ const actions = {
     showStatus();
     refresh();
   },
-  moment: (share) => replay?.go(replay.recording.start + share * (replay.recording.end - replay.recording.start)),
+  moment: (share) =>
+    replay?.go(replay.recording.start + share * (replay.recording.end - replay.recording.start)),
 };
 
 /** Take in a status: of now, or of a moment of the recording. */
@@ -209,12 +213,12 @@ function arrange(charts) {
 }
 
 async function learnRecordings() {
-  if (document.hidden) return;
+  if (document.hidden || replay?.recording.alone) return;
   try {
     const { recordings } = await get("/api/v1/recordings");
     showRecordings(recordings, status ? timeOf(status) : 0, replay?.recording.name);
-  } catch {
-    byId("recordings").hidden = true; // a replayed file has none beside it
+  } catch (fault) {
+    showFault(fault.message);
   }
 }
 
@@ -263,7 +267,7 @@ byId("more").addEventListener("change", () => {
 });
 new ResizeObserver(() => refresh()).observe(byId("plots"));
 document.addEventListener("visibilitychange", () => refresh());
-look.onTheme(() => refresh());
+look.onTheme(() => (showStatus(), refresh()));
 begin().catch((fault) => {
   byId("fault").hidden = false;
   show(byId("fault"), h("p", {}, fault.message));

@@ -80,7 +80,10 @@ export function chartsFor(columns) {
   for (const column of columns) {
     for (const name of [column.name, columnParts(column.name).stem]) {
       const before = known.get(name);
-      const finest = Math.min(before?.period_seconds ?? Infinity, column.period_seconds || Infinity);
+      const finest = Math.min(
+        before?.period_seconds ?? Infinity,
+        column.period_seconds || Infinity,
+      );
       known.set(name, { ...column, period_seconds: finest });
     }
   }
@@ -101,7 +104,10 @@ export function chartsFor(columns) {
 export function chartOf(signal, columns) {
   const own = columns.filter((column) => columnParts(column.name).stem === signal);
   if (!own.length) return null;
-  return completed({ id: `more-${signal}`, title: signal, signals: [signal], down: [], more: true }, own[0]);
+  return completed(
+    { id: `more-${signal}`, title: signal, signals: [signal], down: [], more: true },
+    own[0],
+  );
 }
 
 /** Return the signals of these columns that no chart shows by itself. */

@@ -2,7 +2,13 @@
 
 export const UNKNOWN = "–";
 
-const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
+const PREFIXES = [
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+  [1, ""],
+];
 
 // What a value is multiplied with, what is written after it, and digits behind the point.
 const PLAIN = {

@@ -12,7 +12,11 @@ const sensor = (name) => `gpu_temperature_celsius{sensor="${name}"}`;
 
 /** Return how a GPU is, as [class, words]. */
 function stateOf(up, values) {
-  if (Object.entries(values).some(([name, value]) => columnParts(name).stem === "gpu_hung" && value === 1)) {
+  if (
+    Object.entries(values).some(
+      ([name, value]) => columnParts(name).stem === "gpu_hung" && value === 1,
+    )
+  ) {
     return ["critical", "hung"];
   }
   if (up === 0) return ["critical", "lost"];
@@ -34,7 +38,11 @@ function row(gpu, values, look) {
   const cell = (title, ...content) => h("td", { "data-title": title }, content);
   return h(
     "tr",
-    { "data-gpu": gpu.gpu, class: chosen ? "chosen" : "", title: `${gpu.name ?? ""} ${gpu.pci_bus_id ?? ""}`.trim() },
+    {
+      "data-gpu": gpu.gpu,
+      class: chosen ? "chosen" : "",
+      title: `${gpu.name ?? ""} ${gpu.pci_bus_id ?? ""}`.trim(),
+    },
     h(
       "th",
       { scope: "row" },
@@ -46,13 +54,40 @@ function row(gpu, values, look) {
       ),
     ),
     cell("State", h("span", { class: `state ${kind}` }, state)),
-    cell("Busy", bar(values.gpu_utilization_ratio, 1, quantity(values.gpu_utilization_ratio, "ratio"))),
-    cell("SM clock", bar(values[SM], values[SM_LIMIT], ofLimit(values[SM], values[SM_LIMIT], "hertz"))),
+    cell(
+      "Busy",
+      bar(values.gpu_utilization_ratio, 1, quantity(values.gpu_utilization_ratio, "ratio")),
+    ),
+    cell(
+      "SM clock",
+      bar(values[SM], values[SM_LIMIT], ofLimit(values[SM], values[SM_LIMIT], "hertz")),
+    ),
     cell("Throttled by", reasons(values)),
-    cell("Power", bar(values.gpu_power_watts, values[POWER_LIMIT], ofLimit(values.gpu_power_watts, values[POWER_LIMIT], "watts"))),
-    cell("Core", temperature(values[sensor("core")], values[threshold("slowdown")], values.gpu_temperature_margin_celsius)),
+    cell(
+      "Power",
+      bar(
+        values.gpu_power_watts,
+        values[POWER_LIMIT],
+        ofLimit(values.gpu_power_watts, values[POWER_LIMIT], "watts"),
+      ),
+    ),
+    cell(
+      "Core",
+      temperature(
+        values[sensor("core")],
+        values[threshold("slowdown")],
+        values.gpu_temperature_margin_celsius,
+      ),
+    ),
     cell("Memory", temperature(values[sensor("memory")], values[threshold("memory_max")])),
-    cell("Memory used", bar(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "bytes"))),
+    cell(
+      "Memory used",
+      bar(
+        values.gpu_memory_used_bytes,
+        values.gpu_memory_size_bytes,
+        ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "bytes"),
+      ),
+    ),
     cell("Links", links(values)),
     cell("Xid", xids(gpu.xids)),
     cell("Why slow", causes(gpu.causes)),
@@ -70,10 +105,16 @@ function reasons(values) {
   const active = Object.entries(values)
     .filter(([name, value]) => columnParts(name).stem === "gpu_throttle_active" && value > 0)
     .map(([name]) => columnParts(name).label);
-  const known = Object.keys(values).some((name) => columnParts(name).stem === "gpu_throttle_active");
+  const known = Object.keys(values).some(
+    (name) => columnParts(name).stem === "gpu_throttle_active",
+  );
   if (!active.length) return h("span", { class: "dim" }, known ? "nothing" : UNKNOWN);
   return active.map((name) =>
-    h("span", { class: reason(name).harmless ? "tag" : "tag warning", title: name }, reason(name).text),
+    h(
+      "span",
+      { class: reason(name).harmless ? "tag" : "tag warning", title: name },
+      reason(name).text,
+    ),
   );
 }
 
@@ -107,7 +148,11 @@ function links(values) {
         ),
     up === undefined
       ? null
-      : h("span", { class: up < expected ? "link near" : "link" }, `NVLink ${up}${expected ? `/${expected}` : ""}`),
+      : h(
+          "span",
+          { class: up < expected ? "link near" : "link" },
+          `NVLink ${up}${expected ? `/${expected}` : ""}`,
+        ),
   ];
 }
 
@@ -128,7 +173,9 @@ export function showPorts(status, rates, look) {
   byId("ports").hidden = !ports.length;
   show(
     byId("port-rows"),
-    ports.map(({ device, port, gpu, values }) => portRow(`${device}/${port}`, gpu, values, rates, look)),
+    ports.map(({ device, port, gpu, values }) =>
+      portRow(`${device}/${port}`, gpu, values, rates, look),
+    ),
   );
 }
 
@@ -136,7 +183,8 @@ function portRow(port, gpu, values, rates, look) {
   const entity = ["rdma_port", port];
   const up = values.rdma_port_up;
   const off = values.rdma_port_enabled === 0;
-  const [kind, word] = up === 1 ? ["ok", "up"] : up === 0 ? ["critical", "down"] : ["unknown", "not known"];
+  const [kind, word] =
+    up === 1 ? ["ok", "up"] : up === 0 ? ["critical", "down"] : ["unknown", "not known"];
   const rate = values.rdma_rate_bytes_per_second;
   const expected = values.rdma_expected_rate_bytes_per_second;
   const slow = rate < expected;
@@ -146,18 +194,27 @@ function portRow(port, gpu, values, rates, look) {
     const peak = values[`rdma_burst_bytes_per_second{direction="${direction}"}`];
     return [
       bar(now, rate, quantity(now, "bytes_per_second")),
-      peak === undefined ? null : h("span", { class: "dim" }, ` peak ${quantity(peak, "bytes_per_second")}`),
+      peak === undefined
+        ? null
+        : h("span", { class: "dim" }, ` peak ${quantity(peak, "bytes_per_second")}`),
     ];
   };
   return h(
     "tr",
     {},
     h("th", { scope: "row", title: entityName(entity) }, look.swatch(entity), port),
-    cell("State", h("span", { class: `state ${off ? "unknown" : kind}` }, off ? "switched off" : word)),
+    cell(
+      "State",
+      h("span", { class: `state ${off ? "unknown" : kind}` }, off ? "switched off" : word),
+    ),
     cell("Near", gpu ? `GPU ${gpu}` : UNKNOWN),
     cell(
       "Link",
-      h("span", { class: slow ? "near" : "" }, ofLimit(rate, slow ? expected : null, "bytes_per_second")),
+      h(
+        "span",
+        { class: slow ? "near" : "" },
+        ofLimit(rate, slow ? expected : null, "bytes_per_second"),
+      ),
     ),
     cell("Received", flow("received")),
     cell("Sent", flow("transmitted")),

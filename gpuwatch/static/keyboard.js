@@ -44,8 +44,10 @@ function pressed(event, actions) {
   };
   if (onSlider && /^(Arrow|Home|End|Page)/.test(event.key)) return; // the slider's own keys
   if (event.key === " " && !onButton) actions.pause();
-  else if (digit !== undefined && (event.key === digit || event.shiftKey)) actions.pick(digit, event.shiftKey);
-  else if (/^(Home|End)$/.test(event.key) && byId("replay").hidden) return; // they scroll the page
+  else if (digit !== undefined && (event.key === digit || event.shiftKey))
+    actions.pick(digit, event.shiftKey);
+  else if (/^(Home|End)$/.test(event.key) && byId("replay").hidden)
+    return; // they scroll the page
   else if (keys[event.key]) keys[event.key]();
   else return;
   event.preventDefault();

@@ -15,9 +15,15 @@ export function drawLanes(element, rows, grid, look, [left, width]) {
     lanes.set(name, [...(lanes.get(name) ?? []), row]);
   }
   const active = [...lanes]
-    .map(([name, stripes]) => [name, stripes, stripes.filter((row) => row.max.some((value) => value > 0))])
+    .map(([name, stripes]) => [
+      name,
+      stripes,
+      stripes.filter((row) => row.max.some((value) => value > 0)),
+    ])
     .filter(([, , struck]) => struck.length)
-    .sort(([a], [b]) => Number(reason(a).harmless) - Number(reason(b).harmless) || (a < b ? -1 : 1));
+    .sort(
+      ([a], [b]) => Number(reason(a).harmless) - Number(reason(b).harmless) || (a < b ? -1 : 1),
+    );
   const indent = { "margin-left": `${left}px` };
   show(
     element,
@@ -30,7 +36,9 @@ export function drawLanes(element, rows, grid, look, [left, width]) {
         h("canvas", { role: "img", "aria-label": `${text}: ${told(struck)} of the time shown` }),
       );
     }),
-    active.length ? null : h("p", { class: "none", style: indent }, "No throttle reason in this time."),
+    active.length
+      ? null
+      : h("p", { class: "none", style: indent }, "No throttle reason in this time."),
   );
   [...element.querySelectorAll("canvas")].forEach((canvas, place) => {
     const stripes = active[place][2].sort((a, b) => look.order(a.entity) - look.order(b.entity));
@@ -81,7 +89,12 @@ function drawStripes(canvas, stripes, grid, look, [left, width]) {
       ctx.globalAlpha = active ? FAINTEST + (1 - FAINTEST) * value : 1;
       ctx.fillStyle = active ? color : look.css("--track");
       const from = x(grid.first + place);
-      ctx.fillRect(from, number * (height + 1), Math.max(x(grid.first + place + 1) - from, 1), height);
+      ctx.fillRect(
+        from,
+        number * (height + 1),
+        Math.max(x(grid.first + place + 1) - from, 1),
+        height,
+      );
     });
   });
 }

@@ -18,16 +18,29 @@ export function showRecordings(recordings, now, open) {
         h(
           "th",
           { scope: "row" },
-          h("a", { href: `/?recording=${encodeURIComponent(one.name)}`, title: one.name }, when(one.start, now)),
+          h(
+            "a",
+            { href: `/?recording=${encodeURIComponent(one.name)}`, title: one.name },
+            when(one.start, now),
+          ),
         ),
         h("td", { "data-title": "Rule" }, one.rule || "on request"),
         h("td", { "data-title": "Where" }, one.entity ? place(one.entity) : UNKNOWN),
-        h("td", { "data-title": "Length" }, duration(one.end - one.start), one.complete ? "" : " (cut short)"),
+        h(
+          "td",
+          { "data-title": "Length" },
+          duration(one.end - one.start),
+          one.complete ? "" : " (cut short)",
+        ),
         h("td", { "data-title": "Size" }, quantity(one.bytes, "bytes")),
         h(
           "td",
           { "data-title": "File" },
-          h("a", { href: `/api/v1/recordings/${encodeURIComponent(one.name)}`, download: one.name }, "download"),
+          h(
+            "a",
+            { href: `/api/v1/recordings/${encodeURIComponent(one.name)}`, download: one.name },
+            "download",
+          ),
         ),
       ),
     ),
@@ -59,7 +72,10 @@ export function showEvents(status, filter) {
     ),
   );
   const all = status.events.length;
-  show(byId("event-count"), words.length ? `${events.length} of the newest ${all}` : `the newest ${all}`);
+  show(
+    byId("event-count"),
+    words.length ? `${events.length} of the newest ${all}` : `the newest ${all}`,
+  );
 }
 
 const costs = []; // {seconds, cpu by duty}, the oldest first
@@ -76,7 +92,9 @@ function processorShares(status) {
   const before = costs[0];
   const passed = now.seconds - before.seconds;
   return (duty) =>
-    passed > 1 && duty in now.cpu && duty in before.cpu ? (now.cpu[duty] - before.cpu[duty]) / passed : null;
+    passed > 1 && duty in now.cpu && duty in before.cpu
+      ? (now.cpu[duty] - before.cpu[duty]) / passed
+      : null;
 }
 
 /** Show where samples come from, how often, and what reading costs. */
@@ -96,16 +114,26 @@ export function showSources(status) {
         h(
           "td",
           { "data-title": "State" },
-          h("span", { class: `state ${working ? "ok" : told.state === "off" ? "unknown" : "warning"}` }, told.state),
+          h(
+            "span",
+            { class: `state ${working ? "ok" : told.state === "off" ? "unknown" : "warning"}` },
+            told.state,
+          ),
           told.reason ? ` ${told.reason}` : "",
         ),
         h("td", { "data-title": "Every" }, duration(planned)),
-        h("td", { "data-title": "Achieved" }, h("span", { class: late ? "near" : "" }, duration(slow))),
+        h(
+          "td",
+          { "data-title": "Achieved" },
+          h("span", { class: late ? "near" : "" }, duration(slow)),
+        ),
         h("td", { "data-title": "Age" }, duration(told.age_seconds)),
         h(
           "td",
           { "data-title": "Errors" },
-          errors.length ? errors.map(([error, count]) => h("span", { class: "tag" }, `${error} ${count}`)) : "none",
+          errors.length
+            ? errors.map(([error, count]) => h("span", { class: "tag" }, `${error} ${count}`))
+            : "none",
         ),
       );
     }),

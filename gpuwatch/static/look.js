@@ -34,7 +34,10 @@ export class Look {
   /** Return a colour of the style sheet. */
   css(name) {
     if (!this.values.has(name)) {
-      this.values.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+      this.values.set(
+        name,
+        getComputedStyle(document.documentElement).getPropertyValue(name).trim(),
+      );
     }
     return this.values.get(name);
   }
@@ -52,7 +55,8 @@ export class Look {
 
   /** Return the place of an entity among its kind; a port has that of its GPU. */
   order([kind, id]) {
-    const gpu = kind === "rdma_port" ? this.near.get(id) : kind === "gpu_instance" ? id.split("/")[0] : null;
+    const gpu =
+      kind === "rdma_port" ? this.near.get(id) : kind === "gpu_instance" ? id.split("/")[0] : null;
     const known = this.numbers.get(gpu ? `gpu,${gpu}` : `${kind},${id}`);
     if (known !== undefined) return known;
     const others = [...this.numbers.keys()].filter((key) => key.startsWith(`${kind},`)).length;
@@ -62,7 +66,10 @@ export class Look {
 
   colour(entity) {
     const place = this.order(entity);
-    return { color: this.css(`--line-${place % COLOURS}`), dash: place % 16 >= COLOURS ? [5, 3] : undefined };
+    return {
+      color: this.css(`--line-${place % COLOURS}`),
+      dash: place % 16 >= COLOURS ? [5, 3] : undefined,
+    };
   }
 
   /** Return a patch of an entity's colour, hollow where its line is dashed. */
@@ -111,7 +118,11 @@ export class Look {
         if (typeof value === "number") byValue.set(value, entity);
       }
       for (const [value, entity] of byValue) {
-        found.push({ value, text, entity: byValue.size > 1 && byValue.size <= FEW ? entity : null });
+        found.push({
+          value,
+          text,
+          entity: byValue.size > 1 && byValue.size <= FEW ? entity : null,
+        });
       }
     }
     return found;
@@ -121,7 +132,10 @@ export class Look {
   view(timeline, status, replay) {
     this.start = timeline.start;
     this.end = timeline.end;
-    this.marks = (status?.alerts ?? []).map((alert) => ({ seconds: wall(status, alert.since_ns), kind: alert.severity }));
+    this.marks = (status?.alerts ?? []).map((alert) => ({
+      seconds: wall(status, alert.since_ns),
+      kind: alert.severity,
+    }));
     this.time = replay?.time ?? null; // the moment of a recording that is looked at
     if (replay) this.marks.push({ seconds: this.time, kind: "time" });
   }
@@ -136,7 +150,9 @@ export class Look {
         const before = mean.slice(0, Math.max(end, 0));
         const newest = before.findLastIndex((one) => one !== null);
         const start = newest - Math.ceil(RATE_SECONDS / grid.step);
-        const known = before.slice(Math.max(start + 1, 0), newest + 1).filter((one) => one !== null);
+        const known = before
+          .slice(Math.max(start + 1, 0), newest + 1)
+          .filter((one) => one !== null);
         if (!known.length) continue;
         const rate = known.reduce((sum, one) => sum + one, 0) / known.length;
         rates.set(`${entity[1]} ${direction}`, rate);

@@ -43,7 +43,12 @@ export class Plot {
     this.look = look;
     this.grid = grid;
     const of = (names, sign) =>
-      names.flatMap((name) => samples.series(name, grid).filter(look.selected).map((one) => ({ ...one, sign })));
+      names.flatMap((name) =>
+        samples
+          .series(name, grid)
+          .filter(look.selected)
+          .map((one) => ({ ...one, sign })),
+      );
     this.lines = [...of(this.chart.signals, 1), ...of(this.chart.down, -1)].sort(
       (a, b) => look.order(a.entity) - look.order(b.entity),
     );
@@ -76,7 +81,8 @@ export class Plot {
   _data() {
     const { step, first, count } = this.grid;
     const times = Array.from({ length: count }, (_, place) => (first + place + 0.5) * step);
-    const turned = (values, sign) => (sign > 0 ? values : values.map((one) => (one === null ? null : -one)));
+    const turned = (values, sign) =>
+      sign > 0 ? values : values.map((one) => (one === null ? null : -one));
     const rows = this.lines.flatMap((one) =>
       this.chart.envelope
         ? [turned(one.max, one.sign), turned(one.min, one.sign), turned(one.mean, one.sign)]
@@ -122,7 +128,12 @@ export class Plot {
         const edge = { stroke: `${color}66`, width: 0.5, points: { show: false } };
         series.push({ ...edge }, { ...edge });
       }
-      series.push({ stroke: color, width: this.lines.length > MORE ? 1 : 1.5, dash, points: { size: 3, fill: color, filter: alone } });
+      series.push({
+        stroke: color,
+        width: this.lines.length > MORE ? 1 : 1.5,
+        dash,
+        points: { size: 3, fill: color, filter: alone },
+      });
     }
     if (!this.lines.length) series.push({ scale: "y" }); // uPlot has no pointer without a line
     const grid = { stroke: look.css("--grid"), width: 1 };
@@ -139,15 +150,28 @@ export class Plot {
         y: { range: () => this.range },
       },
       axes: [
-        { ...axis, size: 24, space: 90, values: (_, splits, __, ___, by) => this._times(splits, by) },
-        { ...axis, size: AXIS, space: 28, values: (_, splits) => splits.map((one) => this._number(one)) },
+        {
+          ...axis,
+          size: 24,
+          space: 90,
+          values: (_, splits, __, ___, by) => this._times(splits, by),
+        },
+        {
+          ...axis,
+          size: AXIS,
+          space: 28,
+          values: (_, splits) => splits.map((one) => this._number(one)),
+        },
       ],
       cursor: {
         y: false,
         points: { show: this.lines.length <= 2 * MORE, size: 5 },
         drag: { x: true, y: false, setScale: false, dist: 4 },
         // Only where the pointer is is shared; a drag in one chart is its own.
-        sync: { key: "time", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        sync: {
+          key: "time",
+          filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
+        },
         bind: { dblclick: () => () => (this.actions.back(), null) },
       },
       hooks: {
@@ -206,11 +230,9 @@ export class Plot {
     const since = Math.max(...newest) - Math.max(2, (RECENT + this.chart.late) / this.grid.step);
     for (const [row, one] of this.lines.entries()) {
       const at = place ?? (newest[row] >= since ? newest[row] : -1);
-      const spread = place !== null && one.min[at] !== one.max[at];
       const number = (value) => quantityIn(this.scale, value);
-      const text = spread
-        ? `${number(one.mean[at])} (${number(one.min[at])}…${number(one.max[at])})`
-        : number(one.mean[at]);
+      const [low, mean, high] = [one.min[at], one.mean[at], one.max[at]].map(number);
+      const text = place !== null && low !== high ? `${mean} (${low}…${high})` : mean;
       const arrow = this.chart.down.length ? (one.sign > 0 ? "↓" : "↑") : "";
       const label = columnParts(one.name).label;
       const word = this.chart.more && label ? `${label} ` : "";

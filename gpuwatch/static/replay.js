@@ -24,7 +24,9 @@ export class Replay {
     // Whole ticks from the start: a slider counts from its minimum.
     this.slider.max = String(Math.max(1, Math.floor((recording.end - recording.start) / TICK)));
     this.slider.value = this.slider.max;
-    this.slider.addEventListener("input", () => this.go(recording.start + this.slider.value * TICK));
+    this.slider.addEventListener("input", () =>
+      this.go(recording.start + this.slider.value * TICK),
+    );
     byId("play").addEventListener("click", () => this.play());
     byId("replay").hidden = false;
     show(byId("recording-name"), recording.name);
@@ -43,7 +45,10 @@ export class Replay {
       const time = this.wanted;
       this.wanted = null;
       try {
-        const status = await get("/api/v1/status", [["recording", this.recording.name], ["time", time.toFixed(3)]]);
+        const status = await get("/api/v1/status", [
+          ["recording", this.recording.name],
+          ["time", time.toFixed(3)],
+        ]);
         this.onStatus(status, time);
         this.onFault("");
       } catch (fault) {
@@ -86,7 +91,11 @@ export class Replay {
     const { start, end } = this.recording;
     const share = (seconds) => ((seconds - start) / (end - start)) * 100;
     const at = status.alerts
-      .map((alert) => [Math.max(wall(status, alert.since_ns), start), alert.severity, `${alert.rule} ${alert.state}`])
+      .map((alert) => [
+        Math.max(wall(status, alert.since_ns), start),
+        alert.severity,
+        `${alert.rule} ${alert.state}`,
+      ])
       .concat(
         status.events
           .filter((event) => event.name.endsWith("_detected") || event.name === "xid")

@@ -56,7 +56,10 @@ export function showHeader(status, recording) {
   }
   const faults = [status.state?.fault, status.state?.history_fault].filter(Boolean);
   byId("fault").hidden = !faults.length;
-  show(byId("fault"), faults.map((fault) => h("p", {}, fault)));
+  show(
+    byId("fault"),
+    faults.map((fault) => h("p", {}, fault)),
+  );
 }
 
 /** Show alerts: firing ones, worst first, then what is pending, then what was only seen. */
@@ -73,7 +76,11 @@ export function showAlerts(status, recording) {
     byId("firing"),
     firing.length
       ? firing.map(card)
-      : h("p", { class: "quiet" }, status.ready === false ? "No samples yet." : "No alert is firing."),
+      : h(
+          "p",
+          { class: "quiet" },
+          status.ready === false ? "No samples yet." : "No alert is firing.",
+        ),
   );
   byId("pending").hidden = !pending.length && !seen.length;
   show(
@@ -103,7 +110,8 @@ function detected(status) {
   for (const event of status.events) {
     if (!event.name.endsWith("_detected")) continue;
     const key = `${event.name.slice(0, -"_detected".length)} ${event.entity}`;
-    if (!open.has(key) && now - wall(status, event.time_ns) <= DETECTED_SECONDS) newest.set(key, event);
+    if (!open.has(key) && now - wall(status, event.time_ns) <= DETECTED_SECONDS)
+      newest.set(key, event);
   }
   return [...newest.values()];
 }
@@ -114,21 +122,33 @@ function alertCard(alert, status, recording) {
   const firing = alert.state === "firing";
   return h(
     "article",
-    { class: `alert ${alert.severity} ${alert.state}`, "data-rule": alert.rule, "data-entity": alert.entity.join("/") },
+    {
+      class: `alert ${alert.severity} ${alert.state}`,
+      "data-rule": alert.rule,
+      "data-entity": alert.entity.join("/"),
+    },
     h(
       "header",
       {},
       h("strong", { class: "badge" }, firing ? alert.severity : `${alert.severity}, pending`),
       h("h3", {}, alert.rule),
       h("span", { class: "place" }, entityName(alert.entity), alert.place ? ` ${alert.place}` : ""),
-      h("span", { class: "since" }, "since ", when(since, now), ` (${duration(Math.max(0, now - since))})`),
+      h(
+        "span",
+        { class: "since" },
+        "since ",
+        when(since, now),
+        ` (${duration(Math.max(0, now - since))})`,
+      ),
     ),
     h("p", { class: "next" }, prose(alert.next_step)),
     h(
       "p",
       { class: "facts" },
       h("span", {}, "value ", h("b", {}, figure(alert.value)), ", limit ", figure(alert.limit)),
-      alert.verdict && alert.verdict !== "ok" ? h("span", {}, "asks for ", h("b", {}, alert.verdict)) : null,
+      alert.verdict && alert.verdict !== "ok"
+        ? h("span", {}, "asks for ", h("b", {}, alert.verdict))
+        : null,
       alert.detail ? h("span", {}, alert.detail) : null,
     ),
     causes(alert.causes),
@@ -136,11 +156,19 @@ function alertCard(alert, status, recording) {
       "p",
       { class: "links" },
       alert.recording && alert.recording !== recording?.name
-        ? h("a", { href: `/?recording=${encodeURIComponent(alert.recording)}` }, "Open its recording")
+        ? h(
+            "a",
+            { href: `/?recording=${encodeURIComponent(alert.recording)}` },
+            "Open its recording",
+          )
         : null,
       h("a", { href: `/runbooks/${alert.rule}.md` }, "Runbook"),
       alert.entity[0] === "gpu"
-        ? h("button", { type: "button", "data-only": alert.entity[1] }, `Show GPU ${alert.entity[1]} alone`)
+        ? h(
+            "button",
+            { type: "button", "data-only": alert.entity[1] },
+            `Show GPU ${alert.entity[1]} alone`,
+          )
         : null,
     ),
   );
@@ -172,7 +200,9 @@ let announced = "";
 
 /** Tell who listens rather than looks which alerts fire, when that changes. */
 function announce(firing) {
-  const text = firing.map((alert) => `${alert.severity}: ${alert.rule} on ${entityName(alert.entity)}`).join(". ");
+  const text = firing
+    .map((alert) => `${alert.severity}: ${alert.rule} on ${entityName(alert.entity)}`)
+    .join(". ");
   if (text === announced) return;
   announced = text;
   byId("announcer").textContent = text || "No alert is firing.";

@@ -2,8 +2,8 @@
 
 // A column of pixels is one step or more; 1 ms is the finest that anything is sampled at.
 const STEPS = [
-  0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5,
-  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600,
+  0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600,
+  1800, 3600,
 ];
 const MOST_POINTS = 1900;
 const SHORTEST = 0.01; // seconds: ten of the finest steps
