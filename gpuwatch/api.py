@@ -1,8 +1,8 @@
 """The HTTP API of the page: `/api/v1/…`, described in docs/api.md.
 
 What the daemon knows is in memory and answered at once. What is read from rings, history and
-recordings comes from readers, processes of their own: one for the last minute, and one for what
-takes longer, so that a look back does not hold up the page of somebody else.
+recordings comes from readers, processes of their own: one for the last minutes, and one for what
+takes longer, so that a look far back does not hold up the page of somebody else.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ SEND_SECONDS = 15.0
 QUIET_SECONDS = 15.0  # a comment line after so long keeps proxies from hanging up
 POINTS = 300
 MOST = 200  # signals or entities in a request
-RECENT_SECONDS = 55.0  # what is from before that may not be in rings any more
+RECENT_SECONDS = 300.0  # what is from before that may take its time
 SIGNAL = re.compile(
     r"[A-Za-z_][A-Za-z0-9_]{0,99}(\{[A-Za-z_][A-Za-z0-9_]{0,99}=\"[^\n]{0,100}\"\})?"
 )
