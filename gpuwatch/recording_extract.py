@@ -40,6 +40,7 @@ class RecordingExtract(Extract):
             head = reader.head
         labels = {info.entity: info.labels for info in head.entities}
         super().__init__(path, choice, head, labels)
+        self._clocks = _Walls(head.clocks)
         tracks = list(dict.fromkeys(head.rings))
         found = [
             Table(name, track.columns, (), track.period_ns)
@@ -99,7 +100,7 @@ class RecordingExtract(Extract):
             values = values[:, place if integer else place - ring.integers]
             cells.append(cleaned(ring.columns[place], values))
         times = rows["time_ns"]
-        walls = wall_times(self.head.clocks, times)
+        walls = self._clocks.of(times)
         reads = {"late_seconds": rows["late"], "read_seconds": rows["read"]}
         return Rows(table, block.period_ns, times, walls, cells, reads)
 
@@ -116,7 +117,7 @@ class RecordingExtract(Extract):
         return Moment(time_ns, self._walls([time_ns])[0], entity, str(data["rule"]), detail)
 
     def _walls(self, times: Sequence[int]) -> list[int]:
-        found: list[int] = wall_times(self.head.clocks, np.array(times, np.int64)).tolist()
+        found: list[int] = self._clocks.of(np.array(times, np.int64)).tolist()
         return found
 
     def _blocks(self, kind: bytes) -> Iterator[Block]:
@@ -124,14 +125,19 @@ class RecordingExtract(Extract):
             yield from file.blocks(file.start, (kind,))
 
 
-def wall_times(clocks: Sequence[ClockTriple], times: Times) -> Times:
-    """Return the wall time of each instant by the newest triple not after it, else the oldest."""
-    if not clocks:
-        return np.full(len(times), UNKNOWN_INTEGER)
-    since = np.array([triple.monotonic_ns for triple in clocks])
-    offsets = np.array([triple.wall_ns(0) for triple in clocks])
-    newest = np.maximum(np.searchsorted(since, times, "right") - 1, 0)
-    return np.asarray(times + offsets[newest])
+class _Walls:
+    """Wall time by the newest clock triple not after an instant, else the oldest."""
+
+    def __init__(self, clocks: Sequence[ClockTriple]) -> None:
+        self._since = np.array([triple.monotonic_ns for triple in clocks])
+        self._offsets = np.array([triple.wall_ns(0) for triple in clocks])
+
+    def of(self, times: Times) -> Times:
+        """Return the wall time of each instant, UNKNOWN_INTEGER if there are no clocks."""
+        if not len(self._since):
+            return np.full(len(times), UNKNOWN_INTEGER)
+        newest = np.maximum(np.searchsorted(self._since, times, "right") - 1, 0)
+        return np.asarray(times + self._offsets[newest])
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -118,29 +118,33 @@ class Trace:
 
 
 class Tracks:
-    """Declares tracks when they are first needed: one without events says nothing."""
+    """Declares tracks when they are first needed: one without events says nothing.
+
+    `node` is the track of the whole node, above all others.
+    """
 
     def __init__(self, trace: Trace, extract: Extract) -> None:
         self._trace = trace
         self._extract = extract
         self._declared: dict[tuple[str, ...], int] = {}
         self._ranks = {entity: rank for rank, entity in enumerate(_in_order(extract))}
-
-    def node(self) -> int:
-        """Return the track of the whole node."""
-        about = {k: v for k, v in self._extract.about().items() if k not in ("entities", "clocks")}
-        name = f"gpuwatch {self._extract.head.host.get('hostname', '')}".strip()
-        return self._get(("",), name, 0, 0, json.dumps(about))[0]
+        about = extract.about()
+        about = {key: about[key] for key in ("sort", "file", "gpuwatch", "host", "boot_id")}
+        name = f"gpuwatch {extract.head.host.get('hostname', '')}".strip()
+        self.node, _ = self._get(("",), name, 0, 0, json.dumps(about))
 
     def entity(self, entity: Entity) -> int:
         """Return an entity's track."""
+        known = self._declared.get(("", *entity))
+        if known is not None:
+            return known
         labels = self._extract.labels.get(entity, {})
         name = str(entity)
         if entity.kind == "gpu":
             name = f"GPU {entity.id}" + (f" ({labels['uuid']})" if "uuid" in labels else "")
         about = ", ".join(f"{key}={value}" for key, value in labels.items())
         rank = self._ranks.setdefault(entity, len(self._ranks))
-        return self._get(("", *entity), name, self.node(), rank, about)[0]
+        return self._get(("", *entity), name, self.node, rank, about)[0]
 
     def below(self, parent: int, name: str, rank: int, about: str = "") -> int:
         """Return the track of that name below another one."""

@@ -124,7 +124,7 @@ def _extract(arguments: Namespace) -> "Extract":
 
     path = _path(arguments)
     choice = Choice(arguments.signal, arguments.entity, arguments.table)
-    extract = _open(path, choice)
+    extract = opened(path, choice)
     if arguments.since is None and arguments.until is None:
         return extract
     there = extract.there()
@@ -136,7 +136,7 @@ def _extract(arguments: Namespace) -> "Extract":
         raise ConfigError("--until: not after --from: give a later time")
     if since_ns > there[1] or until_ns <= there[0]:
         raise outside(path, *there)
-    return _open(path, replace(choice, since_ns=since_ns, until_ns=until_ns))
+    return opened(path, replace(choice, since_ns=since_ns, until_ns=until_ns))
 
 
 def _path(arguments: Namespace) -> Path:
@@ -153,7 +153,8 @@ def _path(arguments: Namespace) -> Path:
     return path
 
 
-def _open(path: Path, choice: "Choice") -> "Extract":
+def opened(path: Path, choice: "Choice") -> "Extract":
+    """Return what is chosen of a recording, a file of history or its directory."""
     from gpuwatch.codec import first_line
     from gpuwatch.history import SORT
     from gpuwatch.history_extract import HistoryExtract

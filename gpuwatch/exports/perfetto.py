@@ -192,8 +192,7 @@ class _Timeline:
     def _begin(self) -> None:
         head = self._extract.head
         if not self._extract.is_steady:
-            wall_ns = head.clocks[0].realtime_ns
-            self._trace.begin(REALTIME, REALTIME, [{REALTIME: wall_ns}])
+            self._trace.begin(REALTIME, REALTIME, [{REALTIME: 1}])  # from 1970 on
             return
         since = [triple.monotonic_ns for triple in head.clocks]
         newest = max(bisect_right(since, head.start_ns) - 1, 0)
@@ -216,10 +215,10 @@ class _Timeline:
         gaps = np.flatnonzero(times - holds[:-1] > table.span_ns // 2)
         times = np.insert(times, gaps, holds[gaps])
         for line, values in zip(self._lines[rows.table], rows.cells, strict=True):
-            shift_ns = (
-                table.span_ns if values.dtype == np.float32 else 0
-            )  # a mean of the time before
-            line.add(times - shift_ns, np.insert(values, gaps, line.unknown))
+            # A mean is of the time before, a counter is of the instant.
+            shift_ns = table.span_ns if values.dtype == np.float32 else 0
+            cells = np.insert(values, gaps, line.unknown) if len(gaps) else values
+            line.add(times - shift_ns, cells)
 
     def _note(self, track: str, moment: Moment) -> None:
         """Add an instant; what began before the trace is shown where that begins."""
