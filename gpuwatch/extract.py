@@ -124,8 +124,8 @@ class Extract(ABC):
     `sort` is the file's. `is_steady`: whether `time_ns` goes on through all rows, as it does within
     a boot. `has_reads`: whether rows say how they were read. `head` tells of host, clocks and
     config, `labels` of entities. Once all rows were read `counts` (by table) and `span` (wall
-    time of the first and the last) are theirs, and `missing` has a line for each part that should be there;
-    `moments` counts events and alerts that were read.
+    time of the first and the last) are theirs, and `missing` has a line for each part that should
+    be there; `moments` counts events and alerts that were read.
     """
 
     sort: ClassVar[str]
@@ -153,9 +153,10 @@ class Extract(ABC):
                     reads={name: values[inside] for name, values in rows.reads.items()},
                 )
             if len(rows.time_ns):
-                first, last = self.span or FOREVER[::-1]
-                low, high = int(rows.wall_ns.min()), int(rows.wall_ns.max())
-                self.span = min(first, low), max(last, high)
+                if self.head.clocks:
+                    first, last = self.span or FOREVER[::-1]
+                    low, high = int(rows.wall_ns.min()), int(rows.wall_ns.max())
+                    self.span = min(first, low), max(last, high)
                 self.counts[self.tables[rows.table].name] += len(rows.time_ns)
                 yield rows
 
@@ -290,7 +291,7 @@ def cleaned(column: Column, values: Array) -> Array:
     """Return cells of a ring with all that counts as unknown marked as such."""
     kind = column.signal.kind
     if kind is Kind.GAUGE:
-        low, high = column.signal.bounds or FINITE
+        low, high = np.array(column.signal.bounds or FINITE)  # not rounded to the cells' float32
         known = (values >= low) & (values <= high)
         return values if known.all() else np.where(known, values, np.float32(UNKNOWN_GAUGE))
     if kind is Kind.BITS:

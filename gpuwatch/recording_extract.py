@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from gpuwatch.clock import SECOND_NS, ClockTriple, wall_text
 from gpuwatch.codec import Block, BlockReader, RowsBlock, damaged, decode_events, decode_list
+from gpuwatch.extract import ALERTS as ALERTS_TABLE
+from gpuwatch.extract import EVENTS as EVENTS_TABLE
 from gpuwatch.extract import (
     Choice,
     Extract,
@@ -40,7 +43,10 @@ class RecordingExtract(Extract):
             head = reader.head
         labels = {info.entity: info.labels for info in head.entities}
         super().__init__(path, choice, head, labels)
-        self._clocks = _Walls(head.clocks)
+        try:
+            self._clocks = _Walls(head.clocks)
+        except OverflowError as error:
+            raise damaged(path, "its clocks") from error
         tracks = list(dict.fromkeys(head.rings))
         found = [
             Table(name, track.columns, (), track.period_ns)
@@ -69,7 +75,10 @@ class RecordingExtract(Extract):
     def _events(self) -> Iterator[Moment]:
         for block in self._blocks(EVENTS):
             events = decode_events(block.raw, self.path)
-            walls = self._walls([event.time_ns for event in events])
+            try:
+                walls = self._walls([event.time_ns for event in events])
+            except OverflowError as error:
+                raise damaged(self.path, "an event") from error
             yield from map(event_moment, events, walls)
 
     def _alerts(self) -> Iterator[Moment]:
@@ -129,8 +138,8 @@ class _Walls:
     """Wall time by the newest clock triple not after an instant, else the oldest."""
 
     def __init__(self, clocks: Sequence[ClockTriple]) -> None:
-        self._since = np.array([triple.monotonic_ns for triple in clocks])
-        self._offsets = np.array([triple.wall_ns(0) for triple in clocks])
+        self._since = np.array([triple.monotonic_ns for triple in clocks], np.int64)
+        self._offsets = np.array([triple.wall_ns(0) for triple in clocks], np.int64)
 
     def of(self, times: Times) -> Times:
         """Return the wall time of each instant, UNKNOWN_INTEGER if there are no clocks."""
@@ -141,9 +150,9 @@ class _Walls:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Return the names, those that were there before with a number."""
-    numbers = [names[:place].count(name) for place, name in enumerate(names)]
-    return [
-        f"{name}-{number + 1}" if number else name
-        for name, number in zip(names, numbers, strict=True)
-    ]
+    """Return the names, with a number those that something before has."""
+    taken = [EVENTS_TABLE, ALERTS_TABLE]
+    for name in names:
+        numbered = (f"{name}-{number}" for number in count(2))
+        taken.append(next(one for one in chain([name], numbered) if one not in taken))
+    return taken[2:]

@@ -410,12 +410,26 @@ def test_a_trace_says_when_nothing_was_read(tmp_path):
     assert milliseconds == {0: 100.0, 340: 200.0, 2000: 300.0, 2340: 300.0}
     assert math.isnan(power.value(START + 360 * MILLISECOND))
     assert math.isnan(power.value(START + 2360 * MILLISECOND))
+    count = tracks[*gpu, "gpu_pcie_replays_total"]  # of the same value all the time
+    assert [(point.time_ns - START) // MILLISECOND for point in count.points] == [0, 4800]
     gaps = tracks[*gpu, "gpu_power_watts not known"].slices
     assert [(gap.start_ns - START, gap.end_ns - START) for gap in gaps] == [
         (350 * MILLISECOND, 2000 * MILLISECOND),
         (2350 * MILLISECOND, 4800 * MILLISECOND + 1),
     ]
     assert (*gpu, "gpu_pcie_replays_total not known") not in tracks
+
+
+def test_a_counter_in_a_trace_has_the_point_before_a_change(tmp_path):
+    """Else a rise after a time of rest would look as if it had taken all of that time."""
+    schema = ring(Column(GPU, REPLAYS))
+    rows = rows_of(schema, START + np.arange(6), integers=[[5, 5, 5, 9, 9, 9]])
+    path = write(tmp_path / "x.gwr", head_of(schema), (0, rows))
+    *_, tracks = read_trace(export(path, "perfetto", tmp_path / "out"))
+    points = tracks["gpuwatch node", "GPU 0 (GPU-1)", "gpu_pcie_replays_total"].points
+    assert [(point.time_ns - START, point.value) for point in points] == [
+        *((0, 5), (2, 5), (3, 9), (5, 9)),
+    ]
 
 
 def test_a_restarted_sampler_goes_on_in_the_same_table(tmp_path):
@@ -433,6 +447,27 @@ def test_a_restarted_sampler_goes_on_in_the_same_table(tmp_path):
     second = pq.read_table(output / "state.fast-2.parquet")
     name = 'gpu_power_watts{gpu="0"}'
     assert (first[name].to_pylist(), second[name].to_pylist()) == ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0])
+
+
+def test_a_recording_that_tells_no_wall_time(tmp_path, capsys):
+    """Its rows are exported by the monotonic clock; a stretch of wall time cannot be asked for."""
+    schema = ring(Column(GPU, POWER), name="events")  # as a table is called already
+    rows = rows_of(schema, START + np.arange(3), gauges=[[1.0, 2.0, 3.0]])
+    path = write(tmp_path / "x.gwr", head_of(schema, clocks=()), (0, rows))
+    words = ["export", str(path), "--to", "csv", "--output", "-", "--table", "events-2"]
+    assert cli.main(words) == 0
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(line["time"], line["monotonic_ns"]) for line in lines] == [
+        ("", str(START + number)) for number in range(3)
+    ]
+    assert cli.main([*words, "--from", "-1s"]) == 64
+    assert "tells no wall time: leave out --from" in capsys.readouterr().err
+    table = pq.read_table(export(path, "parquet", tmp_path / "out") / "events-2.parquet")
+    assert table["time"].to_pylist() == [None] * 3
+    clock, snapshots, tracks = read_trace(export(path, "perfetto", tmp_path / "trace"))
+    assert (clock, snapshots) == (6, [])
+    points = tracks["gpuwatch node", "GPU 0 (GPU-1)", "gpu_power_watts"].points
+    assert [point.value for point in points] == [1.0, 2.0, 3.0]
 
 
 def test_a_recording_cut_short_says_what_is_missing(node, tmp_path):
@@ -642,10 +677,10 @@ def test_nothing_is_overwritten_unless_told(small, tmp_path, to, capsys):
     assert _contents(output) != before
     other = tmp_path / "precious"
     other.mkdir()
-    (other / "thesis.tex").write_text("all of it")
+    (other / "thesis.csv").write_text("all of it")
     assert cli.main([*words[:-1], str(other), "--force"]) == 64
-    assert "has more in it than an export (thesis.tex)" in capsys.readouterr().err
-    assert (other / "thesis.tex").read_text() == "all of it"
+    assert "has more in it than an export (thesis.csv)" in capsys.readouterr().err
+    assert (other / "thesis.csv").read_text() == "all of it"
     assert {path.name for path in tmp_path.iterdir()} == {"small.gwr", "out", "precious"}
 
 
@@ -731,7 +766,7 @@ def long_recordings(tmp_path_factory):
             for first in range(0, count, 5000):
                 steps = np.arange(first, first + 5000)
                 times = START + steps * MILLISECOND
-                rows = rows_of(schema, times, gauges=[steps % 1000])
+                rows = rows_of(schema, times, gauges=[steps // 5 % 1000])
                 writer.rows(RowsBlock(0, MILLISECOND, int(times[0]), rows))
         paths.append(path)
     return paths

@@ -1,5 +1,6 @@
 """`gpuwatch export`: a recording or history in a format that other tools read."""
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from gpuwatch.clock import SECOND_NS, wall_text
 from gpuwatch.errors import PASS, WARN, ConfigError, RecordingError
 from gpuwatch.exports import EXPORTS, load
 from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
+from gpuwatch.ring import SHAPE_ERRORS
 
 if TYPE_CHECKING:
     from gpuwatch.extract import Choice, Extract
@@ -27,7 +29,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 RFC_3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
 UNIX = re.compile(r"\d{1,10}(\.\d{1,9})?")
-MADE = re.compile(r".+\.(parquet|csv)|about\.json")  # what an export makes in a directory
+ABOUT = "about.json"  # is in each export that is a directory
 
 
 class When(NamedTuple):
@@ -100,7 +102,7 @@ class Export:
 
     def run(self, arguments: Namespace) -> int:
         """Write the export; return 1 if something of what should be there is missing."""
-        output = Path(arguments.output)
+        output = Path(arguments.output).absolute()
         stream = arguments.output == STREAM
         if stream and arguments.to != "csv":
             raise ConfigError(f"--output -: a stream is csv alone, not {arguments.to}: give a path")
@@ -184,12 +186,22 @@ def _check_output(output: Path, force: bool) -> None:
         return
     if not force:
         raise ConfigError(f"--output {output}: exists: give another path, or --force")
-    if output.is_dir():
-        others = [path.name for path in output.iterdir() if not MADE.fullmatch(path.name)]
-        if others:
-            raise ConfigError(
-                f"--output {output}: has more in it than an export ({others[0]}): give another path"
-            )
+    others = _others(output) if output.is_dir() else []
+    if others:
+        raise ConfigError(
+            f"--output {output}: has more in it than an export ({others[0]}): give another path"
+        )
+
+
+def _others(directory: Path) -> list[str]:
+    """Return what is in a directory beside the tables of an export."""
+    try:
+        tables = json.loads((directory / ABOUT).read_text())["tables"]
+    except (OSError, *SHAPE_ERRORS):
+        tables = {}
+    made = {f"{table}.{to}" for table in tables for to in EXPORTS} | {ABOUT}
+    found = sorted(path.name for path in directory.iterdir())
+    return [name for name in found if not tables or name not in made]
 
 
 @contextmanager
@@ -202,7 +214,7 @@ def _made(output: Path) -> Iterator[Path]:
     replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
     try:
         yield temporary
-        _sync(temporary)
+        _sync(*(temporary.iterdir() if temporary.is_dir() else ()), temporary)
         if output.exists() and (output.is_dir() or temporary.is_dir()):
             output.rename(replaced)
         temporary.rename(output)
@@ -220,10 +232,10 @@ def _made(output: Path) -> Iterator[Path]:
                 left.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Make a file, or a directory and the files in it, durable."""
-    for one in (*(path.iterdir() if path.is_dir() else ()), path):
-        descriptor = os.open(one, os.O_RDONLY | os.O_CLOEXEC)
+def _sync(*paths: Path) -> None:
+    """Make files and directories durable."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
