@@ -1,5 +1,6 @@
 """The store: what survives in the file, and that no fault of file or disk reaches the caller."""
 
+import json
 import os
 import shutil
 import sqlite3
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from gpuwatch.alerts import AlertRow
 from gpuwatch.database import APPLICATION_ID, BROKEN_KEPT, VERSION
-from gpuwatch.store import SCHEMA, LeaseRow, SlotRow, Store
+from gpuwatch.signals import Entity, Event
+from gpuwatch.source import EntityInfo
+from gpuwatch.store import SCHEMA, LeaseRow, PortRow, SlotRow, Store
 
 BUS = ["0000:1b:00.0", "0000:43:00.0", "000f:01:00.0"]
 
@@ -105,6 +108,21 @@ def test_inventory_and_leases_survive_and_can_be_taken_back(path, opened):
     again.close()
     last = opened(path)
     assert (last.inventory, last.leases, last.fault) == ((SLOTS[1],), (), "")
+
+
+def test_any_name_that_was_told_can_be_kept(path, opened):
+    """A sampler or a recording may tell of a device whose name is no UTF-8, or half a character."""
+    told = json.loads(r'{"name": "mlx5_\udcff", "label": "\ud800", "event": "\udc80: lost"}')
+    entity = Entity.from_json(["rdma_port", told["name"]])
+    info = EntityInfo.from_json({"entity": ["gpu", "0"], "labels": {"uuid": told["label"]}})
+    event = {"time_ns": 1, "entity": ["host", ""], "name": "odd", "detail": told["event"]}
+    names = [entity.id, info.labels["uuid"], Event.from_json(event).detail]
+    assert names == [r"mlx5_\udcff", r"\ud800", r"\udc80: lost"]
+    store = opened(path)
+    store.save_ports([PortRow(name, 1.0) for name in names])
+    assert store.fault == ""
+    store.close()
+    assert [port.port for port in opened(path).ports] == names
 
 
 def test_a_file_from_before_the_inventory_gains_it(path, opened):
