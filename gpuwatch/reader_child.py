@@ -38,10 +38,11 @@ class ReaderChild:
         self._lock = asyncio.Lock()
         self._waiting = 0
         self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def ask(self, request: Mapping[str, Any]) -> Answer:
         """Return the answer to a request. Raises RequestError if there is none."""
-        if self._waiting >= WAITING:
+        if self._waiting >= WAITING or self._closed:
             raise RequestError("reader: too many requests at once: ask again later", 503)
         self._waiting += 1
         try:
@@ -57,14 +58,14 @@ class ReaderChild:
         try:
             return await self._exchange(line)
         except ENDED:
-            if used:  # it may have ended long ago
+            if used and not self._closed:  # it may have ended long ago
                 with contextlib.suppress(*ENDED):
                     return await self._exchange(line)
             raise RequestError("reader: it ended at this request: see the log", 503) from None
 
     async def _exchange(self, line: bytes) -> Answer:
         """Ask and hear; whatever comes between, the next one asks another process."""
-        process, self._process = self._process or await self._start(), None
+        self._process = process = self._process or await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         whole = False
@@ -82,8 +83,8 @@ class ReaderChild:
             raise RequestError(text, 503) from None
         finally:
             if not whole:
+                self._process = None
                 await _end(process)
-        self._process = process
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(IDLE_SECONDS, self._let_go)
         return answer
@@ -108,11 +109,11 @@ class ReaderChild:
 
     async def close(self) -> None:
         """End the reader, and whatever it does."""
+        self._closed = True
         if self._idle is not None:
             self._idle.cancel()
         if self._process is not None:
             await _end(self._process)
-        self._process = None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -68,6 +68,24 @@ def test_a_request_that_is_given_up_leaves_no_answer_for_the_next():
     asyncio.run(scenario())
 
 
+def test_the_end_does_not_wait_for_an_answer():
+    """Who asked is told, the reader is killed, and none is started again."""
+
+    async def scenario():
+        child = ReaderChild(60.0)
+        await child.ask(REQUEST)
+        (pid,) = readers(os.getpid())
+        os.kill(pid, signal.SIGSTOP)
+        asking = asyncio.ensure_future(child.ask(REQUEST))
+        await asyncio.sleep(0.05)
+        await child.close()
+        with pytest.raises(RequestError):
+            await asking
+        assert readers(os.getpid()) == []
+
+    asyncio.run(scenario())
+
+
 def test_a_bug_of_one_request_is_its_own(capfd):
     """It is answered with 500 and logged; the reader goes on."""
 
