@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from gpuwatch import toml
+from gpuwatch import toml, web_config
 from gpuwatch.address import DEFAULT_PORT, normalise
 from gpuwatch.errors import ConfigError, RecordingError
 from gpuwatch.logs import Format, Level
@@ -24,6 +24,9 @@ from gpuwatch.scenario import SCENARIOS
 from gpuwatch.sources import SOURCES
 from gpuwatch.xid import catalogue
 
+# Flags whose name is not that of their key.
+FLAGS = {"listen_addresses": "listen-address", "config_file": "config.file"}
+FLAGS |= {"max_requests": "max-requests"}
 KINDS = "nvml, simulated, simulated:SCENARIO, replay:FILE or replay:bundled"
 # sun_path of unix(7), less the longest socket name, less the closing NUL.
 RUNTIME_BYTES = 108 - len("/counters.999999.sock") - 1
@@ -85,6 +88,8 @@ class Web(Section):
     listen_addresses: Annotated[
         list[Address], Field(min_length=1, max_length=16), AfterValidator(_distinct)
     ] = [f"127.0.0.1:{DEFAULT_PORT}"]
+    config_file: Annotated[str, AfterValidator(web_config.checked)] = ""
+    max_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 40
 
 
 class Log(Section):
@@ -340,8 +345,8 @@ def _origin(document: toml.Document, overrides: Mapping[str, Any], where: tuple[
     flagged = overrides.get(section, {})
     if keys and isinstance(flagged, Mapping) and keys[0] in flagged:
         singular = {"paths": "path", "collectors": "collector"}.get(section, section)
-        key = {"listen_addresses": "listen-address"}.get(keys[0], keys[0])
-        return f"--{toml.written(singular)}.{toml.written(key)}"
+        key = FLAGS.get(keys[0]) or toml.written(keys[0])
+        return f"--{toml.written(singular)}.{key}"
     if section in overrides and section not in document.data:
         return f"--{toml.written(section)}"
     return document.place(where)

@@ -13,17 +13,19 @@ from gpuwatch import logs
 from gpuwatch import pulse as page
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
+from gpuwatch.baseline import Baseline
 from gpuwatch.byte_history import kept_of
 from gpuwatch.causes import Causes
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
-from gpuwatch.errors import INTERNAL
+from gpuwatch.errors import INTERNAL, ConfigError
 from gpuwatch.event_log import EventLog
 from gpuwatch.evidence import FlightRecorder
 from gpuwatch.exposition import Exposition
-from gpuwatch.facts import gather, seen_rates, seen_slots
+from gpuwatch.facts import gather, in_trouble, seen_rates, seen_slots
 from gpuwatch.feed import Feed, entities_of
+from gpuwatch.idle import IdleTime
 from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
@@ -85,6 +87,10 @@ class Daemon:
         boot_id = this_boot()
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
         self.leases = Leases(self.store, boot_id)
+        self.baseline = Baseline(self.store, lambda about: in_trouble(self, about))
+        self.idle = IdleTime()
+        # Canaries' processes that outlived being killed; None while none may run here.
+        self.canaries_stuck: int | None = None
         self.made_up = self.config["source"]["kind"] != "nvml"
         given = 0 if self.made_up else given_gpus(Path(paths["sysfs"]))
         self.inventory = Inventory(self.store, given)
@@ -128,7 +134,10 @@ class Daemon:
         self._fault_told_ns = 0
         self._rings_seen: set[Path] = set()
         sockets = [socket.socket(fileno=number) for number in child.settings["sockets"]]
-        self.web = WebServer(sockets, self)
+        web = self.config["web"]
+        self.web = WebServer(
+            sockets, self, scrapes=web["max_requests"], config_file=web["config_file"]
+        )
 
     def run(self) -> int:
         """Work until told to stop."""
@@ -346,7 +355,12 @@ def main() -> int:
     """Run the daemon until it is told to stop."""
     child = Child()
     logs.configure(child.config["log"])
-    return Daemon(child).run()
+    try:
+        return Daemon(child).run()
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            log.error("%s", line)
+        return error.exit_code
 
 
 if __name__ == "__main__":

@@ -1,33 +1,34 @@
 """HTTP: shows what the daemon has made ready, from a thread of its own.
 
-No request waits for a tick or a driver: every answer is in memory when the request comes. Nothing
-is taken from a request but its method, path and Accept-Encoding. Whoever does not come from this
-machine gets the metrics and the two health answers only.
+No request waits for a tick or a driver: every answer is in memory when the request comes, or is
+read by a process of its own. Who is let in to what is decided at the door.
 """
 
 import asyncio
 import contextlib
 import gzip
-import ipaddress
 import logging
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpuwatch.api import ABORT, Api, Shown
+from gpuwatch.api import ABORT, SEND_SECONDS, Api, Shown
+from gpuwatch.connection import Connections
+from gpuwatch.door import Door
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import RUNBOOKS, STATIC
+from gpuwatch.web_config import WebConfig, read
+from gpuwatch.web_watch import WebWatch
 
 log = logging.getLogger("gpuwatch.web")
 
@@ -38,15 +39,9 @@ FILE_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-METHODS = frozenset({"GET", "HEAD"})
-PUBLIC_PATHS = frozenset({"/metrics", "/-/healthy", "/-/ready"})
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
 CONNECTIONS = 64
+SCRAPES = 40  # as node_exporter has it
+PART_BYTES = 64 * 1024
 KEEP_ALIVE_SECONDS = 75  # longer than a usual scrape interval
 REQUEST_BYTES = 16 * 1024
 GRACE_SECONDS = 1
@@ -88,19 +83,30 @@ class WebServer:
     """Serves `pages` on sockets that are bound already, until stopped.
 
     Beyond `connections` open connections the one that was silent longest is closed, so clients
-    that hold connections open cannot shut out a scrape.
+    that hold connections open cannot shut out a scrape. At most `scrapes` are under way at a time;
+    0 for any number. `config_file` is the web config file, "" for none.
+
+    Raises ConfigError if that file cannot be used.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], pages: Pages, connections: int = CONNECTIONS
+        self,
+        sockets: Sequence[socket.socket],
+        pages: Pages,
+        connections: int = CONNECTIONS,
+        scrapes: int = SCRAPES,
+        config_file: str = "",
     ) -> None:
         self._sockets = list(sockets)
         self._started = threading.Event()
         self._failure: OSError | None = None
+        web = read(Path(config_file)) if config_file else None
         api = Api(pages)
+        door = Door(application(pages, api), web, scrapes)
+        open_ones = Connections(connections, web)
         config = uvicorn.Config(
-            application(pages, api),
-            http=_protocol(connections),
+            door,
+            http=open_ones,  # type: ignore[arg-type]  # it is called, and need be no class
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -114,7 +120,7 @@ class WebServer:
             h11_max_incomplete_event_size=REQUEST_BYTES,
             backlog=ACCEPTED_AT_ONCE,
         )
-        self._server = _Server(config, self._started, api)
+        self._server = _Server(config, self._started, api, door, open_ones)
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
 
     def start(self) -> None:
@@ -150,22 +156,47 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, listening: threading.Event, api: Api) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listening: threading.Event,
+        api: Api,
+        door: Door,
+        open_ones: Connections,
+    ) -> None:
         super().__init__(config)
         self._listening = listening
         self._api = api
+        self._door = door
+        self._open = open_ones
+        self._watch: WebWatch | None = None
         self._fault_told = -FAULT_QUIET_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(self._tell_fault)
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._tell_fault)
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(WAITING)
+        if self._door.config is not None:
+            self._watch = WebWatch(self._door.config, self._hear)
         self._listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         await self._api.close()
         await super().shutdown(sockets)
+        self._open.end()
+
+    def _hear(self, config: WebConfig) -> None:
+        """Take a new web config, which another thread has read."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(self._take, config)
+
+    def _take(self, config: WebConfig) -> None:
+        self._door.config = config
+        self._open.renew(config)
 
     def _tell_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Say in one line a minute what the system refuses, as descriptors; all else in full."""
@@ -177,39 +208,24 @@ class _Server(uvicorn.Server):
             log.warning("web server: %s", fault)
 
 
-def _protocol(limit: int) -> type[asyncio.Protocol]:
-    """Return the HTTP protocol of one server, with its connections in order of silence."""
-    silent: dict[H11Protocol, None] = {}  # the one that was silent longest comes first
+class _Page(Response):
+    """Sent part by part, so that it is under way until its reader has taken nearly all of it.
 
-    class Connection(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.app = _abortable(self.app, transport.abort)
-            silent[self] = None
-            if len(silent) > limit:
-                oldest = next(iter(silent))
-                del silent[oldest]
-                oldest.transport.abort()
+    Who takes no part of it for long is cut off.
+    """
 
-        def data_received(self, data: bytes) -> None:
-            if self in silent:
-                silent[self] = silent.pop(self)
-            super().data_received(data)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            silent.pop(self, None)
-            super().connection_lost(exc)
-
-    return Connection
-
-
-def _abortable(app: Any, abort: Callable[[], None]) -> Any:
-    """Return the application with a way to end its connection, for a client that never reads."""
-
-    async def abortable(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        await app({**scope, ABORT: abort}, receive, send)
-
-    return abortable
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            for start in range(0, len(self.body), PART_BYTES):
+                part = self.body[start : start + PART_BYTES]
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            scope[ABORT]()
+            await send({"type": "http.response.body", "body": b""})  # returns when it is gone
 
 
 def application(pages: Pages, api: Api) -> ASGIApp:
@@ -219,8 +235,8 @@ def application(pages: Pages, api: Api) -> ASGIApp:
     async def metrics(request: Request) -> Response:
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
         if not accepts_gzip(request.headers.getlist("accept-encoding")):
-            return Response(pages.metrics(), headers=headers)
-        return Response(pages.metrics_gzip(), headers={**headers, "Content-Encoding": "gzip"})
+            return _Page(pages.metrics(), headers=headers)
+        return _Page(pages.metrics_gzip(), headers={**headers, "Content-Encoding": "gzip"})
 
     async def healthy(request: Request) -> Response:
         return PlainTextResponse("healthy\n")
@@ -248,7 +264,7 @@ def application(pages: Pages, api: Api) -> ASGIApp:
     }
     app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
-    return _Door(app)
+    return app
 
 
 def _files() -> dict[str, tuple[bytes, str]]:
@@ -262,60 +278,6 @@ def _files() -> dict[str, tuple[bytes, str]]:
     for path in RUNBOOKS.glob("*.md"):
         found[f"/runbooks/{path.name}"] = (path.read_bytes(), "text/plain; charset=utf-8")
     return found
-
-
-class _Door:
-    """Lets in what may come in, and gives every answer the security headers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        await self._answer(scope)(scope, receive, send_with_headers)
-
-    def _answer(self, scope: Scope) -> ASGIApp:
-        if scope["method"] not in METHODS:
-            return PlainTextResponse("only GET and HEAD\n", 405, {"Allow": "GET, HEAD"})
-        if scope["path"] not in PUBLIC_PATHS and not is_loopback(scope["server"]):
-            return PlainTextResponse(
-                "only /metrics, /-/healthy and /-/ready are served off loopback\n", 403
-            )
-        if scope["path"] not in PUBLIC_PATHS and not _names_this_machine(scope):
-            return PlainTextResponse(
-                "ask by address or as localhost: another name may be a stranger's page\n", 403
-            )
-        return self._app
-
-
-def _names_this_machine(scope: Scope) -> bool:
-    """Say whether the Host header is an address or localhost, or there is none.
-
-    A web page may point a name of its own at 127.0.0.1 and have its visitor's browser ask us.
-    """
-    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    host: str = (hosts or ["localhost"])[0].lower()
-    host = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(host)
-        return True
-    return host == "localhost"
-
-
-def is_loopback(address: Sequence[Any] | None) -> bool:
-    """Say whether a connection's own end, as the kernel names it, is this machine's loopback."""
-    if address is None:
-        return False
-    try:
-        host = ipaddress.ip_address(address[0])
-    except ValueError:
-        return False
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return (mapped or host).is_loopback
 
 
 def accepts_gzip(headers: Sequence[str]) -> bool:

@@ -160,7 +160,7 @@ def test_dependencies_are_what_is_imported():
     foreign = imported - sys.stdlib_module_names - later - {"gpuwatch"}
     owners = packages_distributions()
     used = {name.replace("_", "-") for module in foreign for name in owners[module]}
-    extras = [PROJECT["optional-dependencies"][extra] for extra in ("export", "tui")]
+    extras = [PROJECT["optional-dependencies"][extra] for extra in ("auth", "export", "tui")]
     wanted = itertools.chain(PROJECT["dependencies"], *extras)
     assert used == {re.split("[<>=!~]", text)[0] for text in wanted}
 

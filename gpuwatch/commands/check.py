@@ -1,6 +1,5 @@
 """`gpuwatch check`: whether gpuwatch can do its work on this host, line by line, for a person."""
 
-import http.client
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.commands.check_web import is_gpuwatch, summary, weaknesses, web_config
 from gpuwatch.commands.run import add_config_arguments, config_request
 from gpuwatch.control import connect
 from gpuwatch.duty import CAPABILITIES
@@ -21,9 +21,9 @@ from gpuwatch.paths import CONTROL
 from gpuwatch.process import Process
 from gpuwatch.startup import listen, validate
 from gpuwatch.tmpfs import SHARED_MEMORY, filesystem, in_memory
+from gpuwatch.web_config import WebConfig
 
 WORDS = {PASS: "ok", WARN: "warn", FAIL: "fail", USAGE: "fail"}
-PROBE_SECONDS = 2.0
 SURVEY_SECONDS = 2.0
 LOOK_SECONDS = 0.02
 
@@ -48,8 +48,14 @@ class Check:
         report.say(PASS, "config", f"{arguments.config or 'defaults'}, source {arguments.source}")
         running = _running(Path(config["paths"]["runtime"]))
         rings = _directories(report, config["paths"], running)
-        for address in config["web"]["listen_addresses"]:
-            _address(report, address, running)
+        addresses = config["web"]["listen_addresses"]
+        web = web_config(config["web"]["config_file"])
+        for address in addresses:
+            _address(report, address, running, web)
+        if web is not None:
+            report.say(PASS, "web", f"{web.files[0]}: {summary(web)}")
+            for weakness in weaknesses(web, addresses):
+                report.say(WARN, "web", weakness)
         if config["source"]["kind"] == "replay":
             _recording(report, config["source"]["file"])
         else:
@@ -122,31 +128,17 @@ def _writable(path: Path) -> tuple[Path, str]:
     return place, ""
 
 
-def _address(report: Report, address: str, running: int) -> None:
+def _address(report: Report, address: str, running: int, web: WebConfig | None) -> None:
     try:
         listen(address).close()
     except ConfigError as fault:
-        if running and _is_gpuwatch(address):
+        if running and is_gpuwatch(address, web):
             who = f"the running gpuwatch (process {running})"
             report.say(PASS, "listen", f"{address}: taken by {who}")
         else:
             report.say(USAGE, "listen", str(fault).removeprefix("web.listen_addresses "))
     else:
         report.say(PASS, "listen", f"{address}: free")
-
-
-def _is_gpuwatch(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(
-        host.strip("[]") or "localhost", int(port), timeout=PROBE_SECONDS
-    )
-    try:
-        connection.request("GET", "/metrics")
-        return b"gpuwatch_build_info" in connection.getresponse().read(1 << 20)
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def _recording(report: Report, file: str) -> None:

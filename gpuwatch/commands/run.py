@@ -45,6 +45,19 @@ def add_config_arguments(parser: ArgumentParser) -> None:
         metavar="ADDRESS",
         help="host:port, [ipv6]:port or :port to serve on; may be repeated",
     )
+    parser.add_argument(
+        "--web.config.file",
+        dest="web.config_file",
+        metavar="FILE",
+        help="TLS and passwords, in the YAML file that Prometheus' exporters take",
+    )
+    parser.add_argument(
+        "--web.max-requests",
+        dest="web.max_requests",
+        type=int,
+        metavar="NUMBER",
+        help="scrapes of /metrics answered at the same time (default: 40); 0 = no limit",
+    )
     group = parser.add_argument_group(
         "collectors", "--collector.NAME, --no-collector.NAME: turn one on or off"
     )
