@@ -36,6 +36,8 @@ log = logging.getLogger("gpuwatch.reader")
 MEMORY_BYTES = 512 << 20
 NICE = 5  # a job on the node goes first
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+KEPT_BYTES = 32 << 20
 
 
 class Reader:
@@ -220,7 +222,12 @@ def _tell(
 
 def _follow_parent() -> None:
     """End with the daemon, cede to everybody else, and never take much memory."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    with contextlib.suppress(AttributeError):  # a C library without it
+        # What each block is unpacked to would be given back and faulted in again, page by page.
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a service may be forbidden to
         os.nice(NICE)
