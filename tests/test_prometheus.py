@@ -43,13 +43,16 @@ groups:
 
 
 class Prometheus:
-    """A Prometheus server that scrapes one target, in a directory of its own."""
+    """A Prometheus server that scrapes one target, in a directory of its own.
 
-    def __init__(self, directory, target):
+    `more` is YAML that goes on after the target.
+    """
+
+    def __init__(self, directory, target, more=""):
         directory.mkdir()
         self.config = directory / "prometheus.yml"
         self.rules = directory / "rules.yml"
-        self.config.write_text(PROMETHEUS.format(port=target))
+        self.config.write_text(PROMETHEUS.format(port=target) + more)
         self.rules.write_text(RULES)
         self.port = free_port()
         self.log_path = directory / "log"

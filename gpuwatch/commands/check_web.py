@@ -41,20 +41,28 @@ def is_gpuwatch(address: str, web: WebConfig | None) -> bool:
     """Say whether a gpuwatch with this web config answers at an address."""
     host, _, port = address.rpartition(":")
     host, number = host.strip("[]") or "localhost", int(port)
-    if web is None or web.tls is None:
-        client = http.client.HTTPConnection(host, number, timeout=PROBE_SECONDS)
-    else:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        client = http.client.HTTPSConnection(host, number, timeout=PROBE_SECONDS, context=context)
+    if web is not None and web.tls:
+        return _shows(host, number, web.files[1])
+    client = http.client.HTTPConnection(host, number, timeout=PROBE_SECONDS)
     try:
         client.request("GET", "/metrics")
         answer = client.getresponse()
         ours = b"gpuwatch_build_info" in answer.read(1 << 20)
         return ours or 'realm="gpuwatch"' in (answer.headers["WWW-Authenticate"] or "")
-    except ssl.SSLError:  # it wants a certificate, which is not ours to show
-        return web is not None and web.guarded
     except (OSError, http.client.HTTPException):
         return False
     finally:
         client.close()
+
+
+def _shows(host: str, port: int, file: Path) -> bool:
+    """Say whether a server has this certificate; it may ask for one before it answers."""
+    try:
+        shown = ssl.get_server_certificate((host, port), timeout=PROBE_SECONDS)
+    except OSError:
+        return False
+    # The first in the file is the node's own; how its lines are broken does not matter.
+    _, _, rest = file.read_text(errors="replace").partition(ssl.PEM_HEADER)
+    ours, _, _ = rest.partition(ssl.PEM_FOOTER)
+    theirs = shown.replace(ssl.PEM_HEADER, "").replace(ssl.PEM_FOOTER, "")
+    return "".join(theirs.split()) == "".join(ours.split())
