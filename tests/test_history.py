@@ -207,6 +207,22 @@ def test_time_is_chosen_by_wall_clock(tmp_path, fast):
     assert "not a gpuwatch history" in history.faults[0]
 
 
+def test_any_stretch_of_time_has_all_its_rows(tmp_path, fast):
+    """Blocks that are passed over for their time had nothing of it, in any file."""
+    with archived(tmp_path) as made:
+        for first in range(0, 240, 7):
+            feed(made, range(first, first + 7))
+            hand_over(made, [EntityInfo(GPU, {"gpu": "0", "half": str(first // 126)})])
+    assert len(files(tmp_path)) >= 2
+    _, times = read(tmp_path)
+    history = History(tmp_path / "history")
+    rng = np.random.default_rng(5)
+    for low, high in np.sort(rng.integers(times[0] - TICK_NS, times[-1] + TICK_NS, (60, 2))):
+        found = [piece.time_ns for piece in history.read(int(low), int(high), signals=())]
+        expected = times[(times >= low) & (times < high)]
+        assert np.concatenate([times[:0], *found]).tolist() == expected.tolist()
+
+
 def test_a_restart_goes_on_where_rows_end(tmp_path, fast):
     """A new daemon reads again what the rings hold: each row is there once, in two files."""
     with archived(tmp_path) as made:

@@ -69,6 +69,23 @@ def fill(writer, numbers):
         writer.append(number * MILLISECOND, 0.0, 0.0, cells)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 60, 61, 150])
+def test_the_rows_of_a_time_are_found(tmp_path, rows):
+    """Also in a ring that was written round and round; what is gone counts as before."""
+    writer = RingWriter(tmp_path / "r", schema(), 0.06)
+    fill(writer, range(1, rows + 1))
+    reader = RingReader(tmp_path / "r")
+    left = [int(time_ns) for time_ns in rows_of(reader)[1]["time_ns"]]
+    for time_ns in [*left, *(time_ns + 1 for time_ns in left), 10**12]:
+        before = reader.before(time_ns)
+        assert before == rows - sum(one >= time_ns for one in left)
+        first, data = reader.read(before - 3, before)
+        read = np.frombuffer(data, row_dtype(reader.schema))["time_ns"].tolist()
+        assert read == [one for one in left if one < time_ns][-3:]
+        assert first + len(read) == max(before, 0) or not read
+    reader.close()
+
+
 @pytest.mark.parametrize("integers", [0, 1, 3])
 @pytest.mark.parametrize("gauges", [0, 1, 2, 5])
 def test_rows_come_back_as_written(tmp_path, integers, gauges):
