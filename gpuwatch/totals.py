@@ -291,10 +291,12 @@ class Totals:
                     continue
                 key = entity, name
                 if not math.isnan(window.last):
-                    before = self.counters[key]
-                    self.counters[key] = total = self._total(key, kind, before, window)
-                    if total < before and key not in self.bit_seconds:
+                    before, total = self.counters[key], window.last
+                    if kind is not Total.HARDWARE:
+                        total = self._total(key, kind, before, window)
+                    elif total < before:
                         fell[entity].append(name)
+                    self.counters[key] = total
                 if kind is Total.COVERED and not math.isnan(self.counters[key]):
                     self.uncovered_ns.setdefault(entity, 0)
                     uncovered_ns = max(uncovered_ns, tick_ns - window.covered_ns)
@@ -303,9 +305,7 @@ class Totals:
         return fell
 
     def _total(self, key: Key, kind: Total, before: float, window: Window) -> float:
-        """Return what a counter is now that its window has a value."""
-        if kind is Total.HARDWARE:
-            return window.last
+        """Return what a counter that never falls is now that its window has a value."""
         since = 0.0 if math.isnan(before) else before
         if kind is not Total.CARRIED:
             return since + window.increase
