@@ -15,7 +15,8 @@ import { showAlerts, showConnection, showHeader, timeOf } from "./status.js";
 import { Timeline } from "./timeline.js";
 
 const RECORDINGS_MS = 15_000;
-const COLUMNS_MS = 30_000;
+const COLUMNS_MS = 10_000;
+const AGAIN_MS = 2000;
 
 const timeline = new Timeline();
 const samples = new Samples();
@@ -176,6 +177,7 @@ async function learnColumns() {
     told = await get("/api/v1/columns", [["recording", replay?.recording.name ?? null]]);
   } catch (fault) {
     showFault(fault.message);
+    setTimeout(learnColumns, AGAIN_MS);
     return;
   }
   columns = told.columns;
@@ -268,7 +270,17 @@ byId("more").addEventListener("change", () => {
 new ResizeObserver(() => refresh()).observe(byId("plots"));
 document.addEventListener("visibilitychange", () => refresh());
 look.onTheme(() => (showStatus(), refresh()));
-begin().catch((fault) => {
-  byId("fault").hidden = false;
-  show(byId("fault"), h("p", {}, fault.message));
-});
+
+/** Begin, and again as long as the daemon does not answer. */
+async function start() {
+  try {
+    await begin();
+    byId("fault").hidden = true;
+  } catch (fault) {
+    byId("fault").hidden = false;
+    show(byId("fault"), h("p", {}, fault.message));
+    if (!(fault.status < 500)) setTimeout(start, AGAIN_MS);
+  }
+}
+
+start();

@@ -4,6 +4,9 @@ import { get } from "./api.js";
 import { columnParts } from "./format.js";
 
 const STATISTICS = ["min", "mean", "max"];
+const LATEST_SECONDS = 10; // by which a sampler may come after the others
+
+const known = (value) => value !== null;
 
 export class Samples {
   constructor() {
@@ -84,14 +87,23 @@ export class Samples {
     this.source = answer.source;
     for (const signal of signals) {
       const block = this._moved(signal, grid);
-      const until = (answer.until ?? answer.end) - this.late.get(signal);
-      block.filled = Math.min(end, Math.max(from, Math.floor(until / grid.step + 1e-3)));
       for (const one of answer.series) {
         if (one.name === signal || columnParts(one.name).stem === signal) {
           this._put(block, one, answer, from);
         }
       }
+      const until = (answer.until ?? answer.end) - this.late.get(signal);
+      block.filled = this._filled(block, Math.min(until, end * grid.step), from);
     }
+  }
+
+  /** Return up to which step a block needs not be asked for again: samplers may be late. */
+  _filled(block, until, from) {
+    const step = (seconds) => Math.floor(seconds / block.step + 1e-3);
+    const newest = [...block.series.values()].map(({ mean }) => mean.findLastIndex(known));
+    const reached = block.first + Math.max(-1, ...newest); // maybe not whole yet
+    const surely = Math.max(reached, step(until - LATEST_SECONDS));
+    return Math.max(from, Math.min(step(until), surely));
   }
 
   /** Return the signal's block on this grid, with what is known of it already. */

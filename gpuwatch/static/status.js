@@ -151,7 +151,7 @@ function alertCard(alert, status, recording) {
         : null,
       alert.detail ? h("span", {}, alert.detail) : null,
     ),
-    causes(alert.causes),
+    firing ? causes(alert.causes) : null,
     h(
       "p",
       { class: "links" },
