@@ -3,8 +3,10 @@
 Nothing is said of GPUs while they are left to another tool.
 """
 
+import time
 from typing import TYPE_CHECKING
 
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.signals import HOST, Entity
 from gpuwatch.store import SlotRow
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 # Parts of the reason why a duty is unavailable: NVML's own name of an error, and the roster's word.
 MISMATCH = "lib_rm_version_mismatch"
 NO_GPU = "no NVIDIA GPU on this host"
+IDLE_SECONDS = 600.0  # of the last day: time enough for a canary
 
 
 def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
@@ -30,7 +33,42 @@ def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     facts[HOST] |= {name: float(value) for name, value in host.items() if value is not None}
     for gpu, links in links_expected(daemon).items():
         facts[gpu] = {"gpu_nvlink_links_expected": float(links)}
+    for entity, values in _canaries(daemon).items():
+        facts.setdefault(entity, {}).update(values)
     return facts
+
+
+def _canaries(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
+    """Return what canaries said of GPUs and host, and of which GPUs they say nothing any more."""
+    gpus = by_uuid(daemon)
+    facts = daemon.baseline.facts(gpus)
+    daemon.idle.look(daemon.ticks[0] if daemon.ticks else None, gpus.values())
+    if daemon.canaries_stuck is None:  # none may run here
+        return facts
+    facts.setdefault(HOST, {})["canary_stuck"] = float(daemon.canaries_stuck)
+    started = time.time() - (monotonic_ns() - daemon.started_ns) / SECOND_NS
+    for uuid, gpu in gpus.items():
+        since = daemon.baseline.newest(uuid) or started
+        due = daemon.idle.seconds(gpu) >= IDLE_SECONDS
+        overdue = max(0.0, time.time() - since) if due else 0.0
+        facts.setdefault(gpu, {})["canary_overdue_seconds"] = overdue
+    return facts
+
+
+def by_uuid(daemon: "Daemon") -> dict[str, Entity]:
+    """Return the GPUs that are here, as readings of canaries name them."""
+    gpus = [info for info in daemon.feed.entities if info.entity.kind == "gpu"]
+    return {info.labels["uuid"]: info.entity for info in gpus if info.labels.get("uuid")}
+
+
+def in_trouble(daemon: "Daemon", about: Entity) -> bool:
+    """Say whether an alert of warning or worse fires about a GPU, by uuid; of the host, any."""
+    gpu = by_uuid(daemon).get(about.id)
+    return any(
+        alert.entity.kind == "gpu" and (about == HOST or alert.entity == gpu)
+        for alert in daemon.engine.alerts()
+        if alert.state == "firing" and alert.severity != "info"
+    )
 
 
 def links_expected(daemon: "Daemon") -> dict[Entity, int]:

@@ -9,7 +9,7 @@ look proves nothing. benchmarks/canary_judgement.py says how often that errs.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["no_baseline", "normal", "suspect", "regression", "unknown"]
 
@@ -38,9 +38,10 @@ CREEP_CLEAR_LOSS = 0.02
 DAY_SECONDS = 86_400.0
 REFERENCE_DAYS, FIRST_DAYS = 7, 3
 
+POINTS = ("accepted", "recent", "pending", "held", "today")  # fields of a course that have some
 
-@dataclass(frozen=True, slots=True)
-class Point:
+
+class Point(NamedTuple):
     """A reading, or a look made of some: `speed` is a value of which more is better.
 
     `per_hertz` and `clock` are None where the clock is not known.
@@ -121,7 +122,7 @@ class Course:
             self._close()
             return Opinion("no_baseline")
         low = self._is_low(look, baseline)
-        retest = low and len(self.pending) < LOOK_READINGS
+        retest = low and not self.alarm and len(self.pending) < LOOK_READINGS
         if not retest:
             self._close()
         kind: Kind = "regression" if self.alarm else "suspect" if low else "normal"
@@ -163,16 +164,24 @@ class Course:
         return sigma / level
 
     def to_json(self) -> dict[str, Any]:
-        """Return the course as plain data."""
-        return asdict(self)
+        """Return the course as plain data; points as lists of their fields."""
+        return {**asdict(self), **{name: getattr(self, name) for name in POINTS}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Course":
         """Rebuild a course; TypeError, KeyError or ValueError if `data` is none."""
-        fields = dict(data)
-        for name in ("accepted", "recent", "pending", "held", "today"):
-            fields[name] = [Point(**point) for point in fields[name]]
-        return cls(**fields)
+        points = {name: [Point(*map(_known, point)) for point in data[name]] for name in POINTS}
+        if data["alarm"] not in ("", "step", "creep"):
+            raise ValueError(f"alarm {data['alarm']!r}")
+        return cls(
+            **points,
+            learned=int(data["learned"]),
+            slack_sum=float(data["slack_sum"]),
+            alarm=data["alarm"],
+            days=[float(day) for day in data["days"]],
+            reference=_known(data["reference"]),
+            frozen=bool(data["frozen"]),
+        )
 
     @property
     def _creeps_from(self) -> float:
@@ -260,3 +269,7 @@ def merged(points: Sequence[Point]) -> Point:
 def _median_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
+
+
+def _known(told: Any) -> Any:
+    return None if told is None else float(told)

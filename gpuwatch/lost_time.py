@@ -54,7 +54,7 @@ _AVERAGED = {
     for cause, names in AVERAGED.items()
 }
 HUNGS = tuple(column_name(HUNG, duty) for duty in ("state", "counters"))
-TELLING = ("gpu_up", *HUNGS, SM_CLOCK, *ACTIVITY)  # without any of them a tick was not seen
+TELLING = ("gpu_up", *HUNGS, SM_CLOCK, IDLE, *ACTIVITY)  # without any a tick was not seen
 PRESSURES = {f"{name}_pressure": Entity("resource", name) for name in ("io", "cpu", "memory")}
 
 BUSY, WAIT, SHARED = ("time", "busy"), ("time", "wait"), ("time", "shared")

@@ -4,10 +4,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.baseline_file import load
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.control import Connection, Message
+from gpuwatch.errors import ConfigError
 from gpuwatch.facts import answers, seen_rates, seen_slots
 from gpuwatch.lease import HOLDERS
 from gpuwatch.signals import HOST, Event
@@ -46,6 +49,8 @@ def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any])
             _resume(daemon, connection, what)
         case {"command": "record", "last_seconds": int() | float() as seconds}:
             _record(daemon, connection, _float(seconds))
+        case {"command": "import_baselines", "path": str(path), "replace": bool(replace)}:
+            _import_baselines(daemon, connection, path, replace)
         case {"command": "acknowledge"}:
             connection.send({"acknowledged": daemon.engine.acknowledge()})
         case {"command": "interval", "source": str(source), "scale": int() | float() as scale}:
@@ -203,6 +208,17 @@ def _accept(daemon: "Daemon", connection: Connection) -> None:
         daemon.supervisor.release({*daemon.leases.duties, *HOLDERS["gpus"]}, renumber)
     else:
         connection.send(answer)
+
+
+def _import_baselines(daemon: "Daemon", connection: Connection, path: str, replace: bool) -> None:
+    try:
+        courses = load(Path(path))
+    except ConfigError as error:
+        connection.send({"error": str(error)})
+        return
+    taken, left = daemon.baseline.take(courses, replace=replace)
+    daemon.note(Event(monotonic_ns(), HOST, "baselines_imported", f"{taken} from {path}"))
+    connection.send({"taken": taken, "left": left, "fault": daemon.store.fault})
 
 
 def _record(daemon: "Daemon", connection: Connection, seconds: float) -> None:

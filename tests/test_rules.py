@@ -296,6 +296,18 @@ def test_columns_the_rules_read_are_declared():
 def test_rules_are_complete_and_their_names_unique():
     """Names are the API; each rule says what it means and what to do, a sentence each."""
     assert {rule.name: rule.severity for rule in RULES} == {
+        "canary_regression_matmul": "warning",
+        "canary_regression_matmul_severe": "critical",
+        "canary_regression_memory": "warning",
+        "canary_regression_memory_severe": "critical",
+        "canary_regression_pcie": "warning",
+        "canary_regression_pcie_severe": "critical",
+        "canary_regression_allreduce": "warning",
+        "canary_regression_allreduce_severe": "critical",
+        "node_slow": "info",
+        "silent_data_corruption": "critical",
+        "canary_stuck": "warning",
+        "canary_stale": "info",
         "gpu_hw_thermal_slowdown": "critical",
         "gpu_thermal_slowdown": "warning",
         "gpu_hot": "warning",

@@ -16,6 +16,7 @@ COMMANDS = (
     "record",
     "replay",
     "export",
+    "baseline",
     "inventory",
     "release",
     "resume",

@@ -1,9 +1,10 @@
 """The rules. To add one: write it into the tuple of its file."""
 
 from gpuwatch.rule import Rule
-from gpuwatch.rules import gpu, gpu_health, health, host, kernel_log, network, work
+from gpuwatch.rules import canary, gpu, gpu_health, health, host, kernel_log, network, work
 
 RULES: tuple[Rule, ...] = (
+    *canary.RULES,
     *gpu.RULES,
     *gpu_health.RULES,
     *health.RULES,

@@ -1,0 +1,108 @@
+"""The exported file of baselines: JSON with a schema and a version that only grow."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuwatch.baseline import add_reading
+from gpuwatch.baseline_table import Entry, Kept, epoch
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.errors import ConfigError
+from gpuwatch.paths import open_regular
+
+SCHEMA, VERSION = "gpuwatch-baseline", 1
+MAX_BYTES = 512 << 20
+# What all readings of a course share; the rest is of each.
+SHARED = ("entity", "canary", "size", "dtype", "direction", "gpus", "model", "environment")
+
+
+def dump(courses: Sequence[Kept], written: str) -> str:
+    """Return the file's text; `written` is the wall time of the export."""
+    content = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "written": written,
+        "courses": [_course(entry, readings) for entry, readings in courses],
+    }
+    return json.dumps(content, allow_nan=False, indent=1) + "\n"
+
+
+def load(path: Path) -> list[Kept]:
+    """Read a file, and judge its readings anew.
+
+    Raises ConfigError if it cannot be read, is of another schema or version, or has something that
+    no export writes: one line that names the place.
+    """
+    try:
+        with open_regular(path) as file:
+            raw = file.read(MAX_BYTES + 1)
+        content = json.loads(raw) if len(raw) <= MAX_BYTES else None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
+        raise ConfigError(f"{path}: no baselines: make one with `gpuwatch baseline export`")
+    if content.get("version") != VERSION:
+        raise ConfigError(
+            f"{path}: version {str(content.get('version'))[:20]}: this gpuwatch reads {VERSION}: "
+            "export it anew"
+        )
+    courses = content.get("courses")
+    if not isinstance(courses, list):
+        raise ConfigError(f"{path}: courses: must be a list")
+    return [_kept(path, number, course) for number, course in enumerate(courses)]
+
+
+def _course(entry: Entry, readings: Sequence[tuple[CanaryReading, bool]]) -> dict[str, Any]:
+    return {
+        "entity": list(entry.entity),
+        **entry.shape._asdict(),
+        "model": entry.model,
+        "environment": json.loads(entry.environment),
+        "reference": entry.course.reference,
+        "readings": [
+            {
+                **{name: value for name, value in told.items() if name not in SHARED},
+                "frozen": frozen,
+            }
+            for reading, frozen in readings
+            for told in [reading.to_json()]
+        ],
+    }
+
+
+def _kept(path: Path, number: int, told: Any) -> Kept:
+    place = f"{path}: courses[{number}]"
+    try:
+        shared = {name: told[name] for name in SHARED}
+        readings = list(told["readings"])
+        reference = None if told["reference"] is None else float(told["reference"])
+        if reference is not None and not 0 < reference < math.inf:
+            raise ValueError(f"reference {reference}")
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{place}: {_fault(error)}") from error
+    found = []
+    for place_of, one in enumerate(readings):
+        try:
+            reading = CanaryReading.from_json({**one, **shared})
+            found.append((reading, bool(one.get("frozen"))))
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{place}.readings[{place_of}]: {_fault(error)}") from error
+    if not found:
+        raise ConfigError(f"{place}: no readings: remove it")
+    found.sort(key=lambda pair: pair[0].time)
+    first = found[0][0]
+    entry = Entry(first.entity, first.shape, epoch(first.environment), first.model)
+    for reading, frozen in found:
+        add_reading(entry, reading, frozen=frozen)
+    if reference is not None:
+        entry.course.reference = max(reference, entry.course.reference or 0.0)
+    return Kept(entry, found)
+
+
+def _fault(error: Exception) -> str:
+    text = " ".join(str(error).split())[:120]
+    return f"{text} is missing" if isinstance(error, KeyError) else text

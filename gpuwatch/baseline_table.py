@@ -1,0 +1,213 @@
+"""What of readings and baselines is kept: two tables in the store's file."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gpuwatch.canary_reading import CanaryReading, Shape
+from gpuwatch.database import Connection
+from gpuwatch.judgement import Course
+from gpuwatch.signals import Entity
+
+READINGS_KEPT = 500  # of each course: ten days of every half hour
+EPOCHS_KEPT = 5  # environments of each canary on each GPU
+KEPT_SECONDS = 400 * 86_400.0  # of GPUs that are gone
+
+KEY = ("entity_kind", "entity_id", *Shape._fields, "environment")
+MEASURED = (
+    "time",
+    "result",
+    "value",
+    "spread",
+    "value_per_hertz",
+    "clock_hertz",
+    "power_watts",
+    "temperature_celsius",
+    "throttle_seconds",
+    "detail",
+)
+TABLES = (
+    """
+CREATE TABLE IF NOT EXISTS canary_courses (
+    id INTEGER PRIMARY KEY,
+    entity_kind TEXT NOT NULL,
+    entity_id TEXT NOT NULL,
+    canary TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    dtype TEXT NOT NULL,
+    direction TEXT NOT NULL,
+    gpus INTEGER NOT NULL,
+    environment TEXT NOT NULL,
+    model TEXT NOT NULL,
+    newest REAL NOT NULL,
+    state TEXT NOT NULL,
+    UNIQUE (entity_kind, entity_id, canary, size, dtype, direction, gpus, environment)
+)""",
+    """
+CREATE TABLE IF NOT EXISTS canary_readings (
+    course INTEGER NOT NULL,
+    time REAL NOT NULL,
+    result TEXT NOT NULL,
+    value REAL,
+    spread REAL,
+    value_per_hertz REAL,
+    clock_hertz REAL,
+    power_watts REAL,
+    temperature_celsius REAL,
+    throttle_seconds REAL,
+    detail TEXT NOT NULL,
+    frozen INTEGER NOT NULL
+)""",
+    "CREATE INDEX IF NOT EXISTS canary_readings_of ON canary_readings (course, time)",
+)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A course with what it is of. `environment` is JSON, `newest` the time of its last reading."""
+
+    entity: Entity
+    shape: Shape
+    environment: str
+    model: str = ""
+    newest: float = 0.0
+    readings: int = 0
+    course: Course = field(default_factory=Course)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from all others."""
+        return (*self.entity, *self.shape, self.environment)
+
+
+class Kept(NamedTuple):
+    """A course with its readings, oldest first, and whether each moved no baseline."""
+
+    entry: Entry
+    readings: Sequence[tuple[CanaryReading, bool]]
+
+
+def epoch(environment: Mapping[str, str]) -> str:
+    """Return an environment as it is kept and compared; what is not known is left out."""
+    return json.dumps({name: value for name, value in environment.items() if value}, sort_keys=True)
+
+
+def load(file: Connection) -> list[Entry]:
+    """Return all courses; those that cannot be read are left out, and begin anew."""
+    if not _is_there(file):
+        return []
+    counts = dict(file.execute("SELECT course, count(*) FROM canary_readings GROUP BY course"))
+    columns = ", ".join(("id", *KEY, "model", "newest", "state"))
+    found = []
+    for row in file.execute(f"SELECT {columns} FROM canary_courses"):  # noqa: S608 - our own names
+        number, kind, identifier, *shape, environment, model, newest, state = row
+        try:
+            course = Course.from_json(json.loads(state))
+            json.loads(environment)
+            entry = Entry(Entity(kind, identifier), Shape(*shape), environment, model, newest)
+        except (ValueError, TypeError, KeyError):
+            continue
+        entry.course, entry.readings = course, counts.get(number, 0)
+        found.append(entry)
+    return found
+
+
+def load_readings(file: Connection, entry: Entry) -> list[tuple[CanaryReading, bool]]:
+    """Return the readings of a course, oldest first, and whether each moved no baseline."""
+    query = f"""
+        SELECT {", ".join(MEASURED)}, frozen FROM canary_readings
+        WHERE course = ({_ID}) ORDER BY time"""  # noqa: S608
+    shared = {
+        **entry.shape._asdict(),
+        "entity": entry.entity,
+        "model": entry.model,
+        "environment": json.loads(entry.environment),
+    }
+    found = []
+    for *values, frozen in file.execute(query, entry.key):
+        told = dict(zip(MEASURED, values, strict=True))
+        found.append((CanaryReading.from_json({**shared, **told}), bool(frozen)))
+    return found
+
+
+def load_results(file: Connection) -> dict[Entity, list[tuple[float, bool]]]:
+    """Return when each GPU computed something that was checked, and whether it was right."""
+    if not _is_there(file):
+        return {}
+    found: dict[Entity, list[tuple[float, bool]]] = {}
+    for kind, identifier, time, result in file.execute(
+        """
+        SELECT entity_kind, entity_id, time, result FROM canary_readings
+        JOIN canary_courses ON id = course
+        WHERE result = 'wrong' OR (canary = 'integrity' AND result = 'ok') ORDER BY time"""
+    ):
+        found.setdefault(Entity(kind, identifier), []).append((time, result == "ok"))
+    return found
+
+
+def save(file: Connection, entry: Entry, readings: Iterable[tuple[CanaryReading, bool]]) -> None:
+    """Keep a course as it is now, with these readings of it beside those that are kept."""
+    for table in TABLES:
+        file.execute(table)
+    row = (*entry.key, entry.model, entry.newest, json.dumps(entry.course.to_json()))
+    columns = (*KEY, "model", "newest", "state")
+    file.execute(
+        f"""
+        INSERT INTO canary_courses ({", ".join(columns)}) VALUES ({_marks(columns)})
+        ON CONFLICT DO UPDATE SET
+            model = excluded.model, newest = excluded.newest, state = excluded.state""",  # noqa: S608
+        row,
+    )
+    (number,) = file.execute(_ID, entry.key).fetchone()
+    file.executemany(
+        f"INSERT INTO canary_readings (course, {', '.join(MEASURED)}, frozen) "  # noqa: S608
+        f"VALUES ({_marks((*MEASURED, 0, 0))})",
+        [
+            (number, *(getattr(reading, name) for name in MEASURED), int(frozen))
+            for reading, frozen in readings
+        ],
+    )
+    file.execute(
+        """
+        DELETE FROM canary_readings WHERE course = ?1 AND time <= (
+            SELECT time FROM canary_readings WHERE course = ?1
+            ORDER BY time DESC LIMIT 1 OFFSET ?2)
+        AND time NOT IN (SELECT value FROM json_each(?3))""",
+        (number, READINGS_KEPT, json.dumps([look.time for look in entry.course.accepted])),
+    )
+    _forget_epochs(file, entry)
+
+
+def _forget_epochs(file: Connection, entry: Entry) -> None:
+    """Remove environments of the canary that are long past, and GPUs that are long gone."""
+    alike = " AND ".join(f"{name} = ?" for name in KEY[:-1])
+    gone = file.execute(
+        f"""
+        DELETE FROM canary_courses WHERE newest < ? OR ({alike} AND id NOT IN (
+            SELECT id FROM canary_courses WHERE {alike} ORDER BY newest DESC LIMIT ?))""",  # noqa: S608
+        (entry.newest - KEPT_SECONDS, *entry.key[:-1], *entry.key[:-1], EPOCHS_KEPT),
+    ).rowcount
+    if gone:
+        file.execute(
+            "DELETE FROM canary_readings WHERE course NOT IN (SELECT id FROM canary_courses)"
+        )
+
+
+def remove(file: Connection, entry: Entry) -> None:
+    """Forget a course and its readings."""
+    if _is_there(file):
+        file.execute(f"DELETE FROM canary_readings WHERE course = ({_ID})", entry.key)  # noqa: S608
+        file.execute(f"DELETE FROM canary_courses WHERE id = ({_ID})", entry.key)  # noqa: S608
+
+
+def _is_there(file: Connection) -> bool:
+    query = "SELECT count(*) FROM sqlite_master WHERE name IN ('canary_courses', 'canary_readings')"
+    return bool(file.execute(query).fetchone()[0] == 2)
+
+
+def _marks(columns: Iterable[Any]) -> str:
+    return ", ".join("?" for _ in columns)
+
+
+_ID = f"SELECT id FROM canary_courses WHERE ({', '.join(KEY)}) = ({_marks(KEY)})"  # noqa: S608

@@ -1,0 +1,187 @@
+"""`gpuwatch baseline`: what canaries gave before, to look at, to keep and to take back."""
+
+import json
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import baseline, baseline_file, baseline_table, control, database
+from gpuwatch.baseline import Standing
+from gpuwatch.baseline_table import Entry, Kept
+from gpuwatch.canary_text import CAUSES, WHO, written
+from gpuwatch.clock import wall_text
+from gpuwatch.errors import PASS, WARN, ConfigError, ControlError, StateError
+from gpuwatch.paths import control_socket, runtime_directory, state_directory
+from gpuwatch.signals import HOST
+from gpuwatch.store import Store
+
+TIMEOUT_SECONDS = 30.0
+FILE = "gpuwatch.sqlite"
+HEADER = (
+    *("GPU", "CANARY", "SHAPE", "BASELINE", "RATIO", "EXPECTED", "SPREAD"),
+    *("READINGS", "AGE", "STATE"),
+)
+
+
+class Baseline:
+    """Shows, exports or imports baselines; `show` ends with 1 while a GPU is slow or wrong."""
+
+    name = "baseline"
+    help = "show what canaries of each GPU give and gave, export it, or import it"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare what to do, and with which file."""
+        parser.add_argument("what", choices=("show", "export", "import"), help="what to do")
+        parser.add_argument("file", nargs="?", type=Path, help="the file to write or to read")
+        parser.add_argument("--json", action="store_true", help="show: all of it, as JSON")
+        parser.add_argument("--all", action="store_true", help="show: past environments, too")
+        parser.add_argument(
+            "--replace", action="store_true", help="import: in place of baselines that are here"
+        )
+
+    def run(self, arguments: Namespace) -> int:
+        """Do it."""
+        if (arguments.what == "show") != (arguments.file is None):
+            need = "no FILE" if arguments.what == "show" else "a FILE"
+            raise ConfigError(f"gpuwatch baseline {arguments.what}: needs {need}")
+        told, runtime = vars(arguments)["paths.state"], vars(arguments)["paths.runtime"]
+        socket = control_socket(runtime)
+        running = _state_of_daemon(socket)
+        state = Path(told or running or state_directory(Path(runtime or runtime_directory())))
+        if arguments.what == "show":
+            return _show(state / FILE, arguments)
+        if arguments.what == "export":
+            return _export(state / FILE, arguments.file)
+        is_daemons = running is not None and state.absolute() == Path(running).absolute()
+        return _import(state / FILE, arguments, socket if is_daemons else None)
+
+
+def _state_of_daemon(socket: Path) -> str | None:
+    """Return the state directory of the daemon that runs, None if none answers."""
+    with suppress(ControlError, KeyError):
+        return str(control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)["state"]["path"])
+    return None
+
+
+def _show(path: Path, arguments: Namespace) -> int:
+    found, numbers = database.look(path, _load)
+    now = time.time()
+    standings = found.standings()
+    shown = [one for one in standings if one.current or arguments.all]
+    if arguments.json:
+        print(json.dumps([_json(one, numbers) for one in shown]))
+    elif shown:
+        _print_table([HEADER, *(_row(one, numbers, now) for one in shown)])
+    else:
+        print("no readings of canaries yet: they run while GPUs are idle")
+    bad = any(one.state in ("regression", "wrong") for one in standings if one.current)
+    return WARN if bad else PASS
+
+
+def _load(file: database.Connection) -> tuple[baseline.Baseline, dict[str, int]]:
+    """Return the baselines, and the number of each GPU by uuid."""
+    results = baseline_table.load_results(file)
+    found = baseline.Baseline.of(baseline_table.load(file), results)
+    numbers = dict(
+        file.execute("SELECT uuid, number FROM inventory JOIN gpu_numbers USING (pci_bus_id)")
+    )
+    return found, numbers
+
+
+def _json(one: Standing, numbers: dict[str, int]) -> dict[str, Any]:
+    told = asdict(one)
+    del told["shape"]
+    return {**told, "gpu": numbers.get(one.entity.id), **one.shape._asdict()}
+
+
+def _row(one: Standing, numbers: dict[str, int], now: float) -> tuple[str, ...]:
+    number = numbers.get(one.entity.id)
+    name = f"{'-' if number is None else number} {one.entity.id}"
+    return (
+        "host" if one.entity == HOST else name,
+        one.shape.canary,
+        _shape(one),
+        "-" if one.baseline is None else written(one.shape.canary, one.baseline),
+        _ratio(one.ratio),
+        _ratio(one.expected_ratio),
+        "-" if one.spread is None else f"{one.spread:.2%}",
+        str(one.readings),
+        _age(now - one.newest),
+        _said(one),
+    )
+
+
+def _shape(one: Standing) -> str:
+    shape = one.shape
+    size = f"{shape.size >> 20}MiB" if shape.size >= 1 << 20 else str(shape.size or "")
+    gpus = f"{shape.gpus}GPUs" if shape.gpus > 1 else ""
+    return " ".join(filter(None, (size, shape.dtype, shape.direction, gpus))) or "-"
+
+
+def _said(one: Standing) -> str:
+    state = one.state if one.current else f"past {one.state}"
+    if not one.loss:
+        return state
+    parts = [f"{one.loss:.1%} slower", CAUSES.get(one.cause, ""), WHO.get(one.peers, "")]
+    return f"{state}: {', '.join(filter(None, parts))}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _age(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _export(path: Path, file: Path) -> int:
+    courses = database.look(path, _load_all)
+    try:
+        file.write_text(baseline_file.dump(courses, wall_text(time.time_ns())))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+    readings = sum(len(kept.readings) for kept in courses)
+    print(f"{file}: {len(courses)} baselines, {readings} readings")
+    return PASS
+
+
+def _load_all(file: database.Connection) -> list[Kept]:
+    entries: Iterable[Entry] = baseline_table.load(file)
+    return [Kept(entry, baseline_table.load_readings(file, entry)) for entry in entries]
+
+
+def _import(path: Path, arguments: Namespace, daemon: Path | None) -> int:
+    """Have the daemon take the file; where none runs, write to its state directly."""
+    courses = baseline_file.load(arguments.file)  # a fault of the file is told before all else
+    if daemon is not None:
+        message = {
+            "command": "import_baselines",
+            "path": str(arguments.file.absolute()),
+            "replace": arguments.replace,
+        }
+        answer = control.request(daemon, message, TIMEOUT_SECONDS)
+        taken, left = answer["taken"], answer["left"]
+    else:
+        store = Store(path)
+        taken, left = baseline.Baseline(store).take(courses, replace=arguments.replace)
+        fault = store.fault
+        store.close()
+        if fault:
+            raise StateError(fault)
+    more = f", {left} stay as they are (--replace)" if left else ""
+    print(f"{arguments.file}: {taken} baselines imported{more}")
+    return PASS

@@ -1,0 +1,119 @@
+"""Expected: what a healthy card of a model gives, of those models where that is known.
+
+A name that is not in `data/expected.toml` has no expectation, and neither has a card whose power
+limit is not its model's: another variant of the name, or one that was set lower.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gpuwatch.canary_reading import CanaryReading
+
+FILE = Path(__file__).with_name("data") / "expected.toml"
+SCHEMA = 1
+TESTS = ("bf16", "fp16", "tf32", "fp32", "fp8", "memory", "pcie")
+MORE_POWER = 1.05  # of a model's limit: it is another model
+LESS_POWER = 0.95  # it cannot reach its matmul
+# Smaller ones measure the start of a kernel, a copy or a collective.
+LEAST_EDGE = 4096
+LEAST_BYTES = {"memory": 256 << 20, "pcie": 16 << 20, "allreduce": 256 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A peak, in flops or bytes per second, and the part of it that a healthy card reaches.
+
+    `confidence` is "measured" if the part was seen on such cards, "spec" if only the peak is sure.
+    """
+
+    peak: float
+    part: float
+    confidence: str
+    source: str
+
+    @property
+    def value(self) -> float:
+        """What a healthy card gives."""
+        return self.peak * self.part
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A card: its names in NVML, its power limit and its figures, by dtype or canary.
+
+    `allreduce` goes by number of GPUs and algorithm, "ring" or "nvls".
+    """
+
+    model: str
+    names: tuple[str, ...]
+    power_watts: float
+    figures: Mapping[str, Figure]
+    allreduce: Mapping[tuple[int, str], Figure]
+
+
+@cache
+def models() -> tuple[Model, ...]:
+    """Return all models of the data file."""
+    data = tomllib.loads(FILE.read_text())
+    assert data["schema"] == SCHEMA
+    return tuple(
+        Model(
+            model=card["model"],
+            names=tuple(card["names"]),
+            power_watts=float(card["power_watts"]),
+            figures={name: Figure(**card[name]) for name in TESTS if name in card},
+            allreduce={
+                (row["gpus"], row["algorithm"]): Figure(
+                    row["peak"], row["part"], row["confidence"], row["source"]
+                )
+                for row in card.get("allreduce", ())
+            },
+        )
+        for card in data["gpu"]
+    )
+
+
+def find(name: str, power_limit_watts: float | None) -> Model | None:
+    """Return the model of a card by its name and power limit, None if it is not known."""
+    bare = name.removeprefix("NVIDIA ")  # which older drivers leave out
+    for model in models():
+        if bare in (one.removeprefix("NVIDIA ") for one in model.names):
+            other = (power_limit_watts or 0.0) > MORE_POWER * model.power_watts
+            return None if other else model
+    return None
+
+
+def figure(reading: CanaryReading) -> Figure | None:
+    """Return what is expected of a reading like this one, None if nothing is."""
+    limit = _watts(reading.environment.get("power_limit_watts"))
+    model = find(reading.model, limit)
+    if model is None:
+        return None
+    match reading.canary:
+        case "matmul":
+            lowered = limit is not None and limit < LESS_POWER * model.power_watts
+            if lowered or reading.size < LEAST_EDGE:
+                return None
+            return model.figures.get(reading.dtype)
+        case "memory" | "pcie" if reading.size >= LEAST_BYTES[reading.canary]:
+            return model.figures.get(reading.canary)
+        case "allreduce" if reading.size >= LEAST_BYTES["allreduce"]:
+            nvls = "nvls" in reading.environment.get("algorithm", "").lower()
+            return model.allreduce.get((reading.gpus, "nvls" if nvls else "ring"))
+    return None
+
+
+def expected(reading: CanaryReading) -> float | None:
+    """Return the value that a healthy card gives, in the canary's unit; None if not known."""
+    found = figure(reading)
+    return found.value if found else None
+
+
+def _watts(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,44 @@
+"""Idle time: for how long each GPU had nothing to do within the last day."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.signals import Entity
+from gpuwatch.window import Tick
+
+IDLE_RATIO = 0.02
+HOUR_NS = 3600 * SECOND_NS
+HOURS = 24
+LONGEST_NS = 5 * SECOND_NS  # between two looks; what lies longer between them is not known
+
+
+class IdleTime:
+    """Sums up, hour by hour, looks at the newest tick; on data time."""
+
+    def __init__(self) -> None:
+        self._hours: dict[Entity, deque[tuple[int, int]]] = {}  # (hour, idle nanoseconds)
+        self._looked_ns = 0
+
+    def look(self, tick: Tick | None, gpus: Iterable[Entity]) -> None:
+        """Take in the time since the last look: idle is no process, and next to no activity."""
+        if tick is None or tick.end_ns <= self._looked_ns:
+            return
+        passed_ns = min(tick.end_ns - self._looked_ns, LONGEST_NS)
+        self._looked_ns = tick.end_ns
+        hour = tick.end_ns // HOUR_NS
+        for gpu in gpus:
+            hours = self._hours.setdefault(gpu, deque(maxlen=HOURS))
+            processes, activity = tick.window(gpu, "gpu_processes"), tick.activity(gpu)
+            if activity is None or processes is None or processes.last != 0:
+                continue
+            if activity > IDLE_RATIO:
+                continue
+            before = hours.pop()[1] if hours and hours[-1][0] == hour else 0
+            hours.append((hour, before + passed_ns))
+
+    def seconds(self, gpu: Entity) -> float:
+        """Return the idle time of the last day that is known of a GPU."""
+        oldest = self._looked_ns // HOUR_NS - HOURS
+        hours = self._hours.get(gpu, ())
+        return sum(idle_ns for hour, idle_ns in hours if hour > oldest) / SECOND_NS
