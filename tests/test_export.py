@@ -224,7 +224,7 @@ def check_perfetto(path, output):
     for (_, column), (times, cells) in found.items():
         signal, known = column.signal, [cell is not None for cell in cells]
         entity = track_of(head, column.entity)
-        if not any(known):
+        if not any(known) and signal.kind is not Kind.BITS:
             assert (entity, column.name) not in by_name
             continue
         short = signal.name if signal.kind is Kind.BITS else column.name

@@ -52,7 +52,7 @@ class Perfetto:
 
 
 class _Line:
-    """A column as it goes on. One that is never known leaves nothing."""
+    """A column as it goes on. A counter that is never known is not there."""
 
     def __init__(self, trace: Trace, tracks: Tracks, column: Column, rank: int) -> None:
         self._trace = trace
@@ -127,6 +127,7 @@ class _Bits(_Line):
 
     def finish(self, end_ns: int) -> None:
         """End what is still set."""
+        self._seen = True  # no slice at all would say that no bit was ever set
         super().finish(end_ns)
         for bit in self._set:
             self._trace.event(END, self._track(bit), end_ns)
