@@ -3,17 +3,18 @@
 `python -m gpuwatch.reader` is a child of the daemon, started when somebody looks and ended when
 nobody does. It takes a request a line on standard input and answers each with a line of JSON,
 `{"status", "bytes"}`, and then the answer itself, in so many bytes. What cannot be answered is an
-answer, `{"error": ...}`: one line. `Reader` does the same within a process.
+answer, `{"error": ...}`: one line; `fault` is the trace of a bug. `Reader` does the same within a
+process.
 """
 
 import contextlib
 import ctypes
 import json
-import logging
 import os
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,9 @@ from gpuwatch.takes import SUFFIX
 from gpuwatch.timeline import Grid, Key, Line, Timeline
 from gpuwatch.window import TICK_NS
 
-log = logging.getLogger("gpuwatch.reader")
-
 MEMORY_BYTES = 512 << 20
 NICE = 5  # a job on the node goes first
+OOM_SCORE = "500"  # where memory is short, this goes before the daemon
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 KEPT_BYTES = 32 << 20
@@ -234,6 +234,7 @@ def _follow_parent() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("gpuwatch")
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 
 
 def main() -> int:
@@ -244,15 +245,16 @@ def main() -> int:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         reader.place = Place.from_json(request.pop("place"))
+        head: dict[str, Any] = {}
         try:
             answer = reader.answer(request)
-        except Exception as fault:  # the one guard: the next request may be well
-            log.error("request failed", exc_info=fault)
+        except Exception as fault:  # noqa: BLE001 - the one guard: the next may be well
             answer = {"error": f"reader: {fault!r}: see the log", "status": 500}
-        status = answer.pop("status", 200) if "error" in answer else 200
+            head["fault"] = traceback.format_exc()
+        head["status"] = answer.pop("status", 200) if "error" in answer else 200
         body = json.dumps(answer, separators=(",", ":")).encode()
-        out.write(b'{"status":%d,"bytes":%d}\n' % (status, len(body)))
-        out.write(body)
+        head["bytes"] = len(body)
+        out.write(json.dumps(head).encode() + b"\n" + body)
         out.flush()
     return 0
 

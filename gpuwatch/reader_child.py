@@ -7,12 +7,15 @@ answer in time is killed. Used by one event loop, in whatever thread it runs.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpuwatch.errors import RequestError
+
+log = logging.getLogger("gpuwatch.reader")
 
 IDLE_SECONDS = 60.0
 END_SECONDS = 1.0
@@ -78,6 +81,8 @@ class ReaderChild:
                     raise ValueError("bytes")
                 answer = Answer(head["status"], await process.stdout.readexactly(head["bytes"]))
                 whole = True
+            if "fault" in head:
+                log.error("a request to the reader failed", extra={"exception": head["fault"]})
         except TimeoutError:
             text = f"reader: no answer in {self._deadline_seconds:g} s: ask for less at once"
             raise RequestError(text, 503) from None
