@@ -1,9 +1,12 @@
 // The daemon's API: JSON by GET, and the stream of statuses with what it means that it is silent.
 
+// The address of a page that was opened as user:password@host has them, and fetch refuses that.
+const { origin } = location;
+
 /** Return the JSON of a GET; throws an Error with the server's own words and `status`. */
 export async function get(path, parameters = [], signal = undefined) {
   const query = new URLSearchParams(parameters.filter(([, value]) => value !== null)).toString();
-  const answer = await fetch(query ? `${path}?${query}` : path, { signal });
+  const answer = await fetch(origin + path + (query && `?${query}`), { signal });
   if (answer.ok) return answer.json();
   const told = await answer.json().catch(() => ({}));
   throw Object.assign(new Error(told.error ?? `${path}: ${answer.status}`), {
@@ -36,7 +39,7 @@ export class Stream {
   open() {
     this.close();
     this.opened = Date.now();
-    this.source = new EventSource(this.path);
+    this.source = new EventSource(origin + this.path);
     this.source.addEventListener("status", (event) => {
       this.heard = Date.now();
       if (this.lost) this.onLost(null);

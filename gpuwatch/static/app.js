@@ -122,11 +122,13 @@ async function fetchAndDraw() {
   const grid = timeline.grid(pixels());
   const ports = plots.filter((plot) => plot.chart.id === "rdma"); // their table shows rates
   const signals = new Map([...visible, ...ports].flatMap((plot) => plot.signals));
-  draw(visible, grid);
+  // Who moves in time sees at once what is known; what comes by itself is drawn once.
+  if (!timeline.live || !signals.size) draw(visible, grid);
   if (!signals.size) return;
   try {
     const entities = look.entities(columns, [...signals.keys()]);
-    if (await samples.fetch(signals, entities, grid)) draw(visible, grid);
+    await samples.fetch(signals, entities, grid);
+    draw(visible, grid);
     showFault("");
   } catch (fault) {
     if (fault.name !== "AbortError") showFault(fault.message);

@@ -29,6 +29,12 @@ const CHARTS = [
     top: 1,
   },
   { id: "tensor", title: "Tensor cores busy", signals: ["gpu_tensor_active_ratio"], top: 1 },
+  {
+    id: "instances",
+    title: "MIG instances: SMs busy",
+    signals: ["gpu_instance_sm_active_ratio"],
+    top: 1,
+  },
   { id: "dram", title: "Memory bandwidth used", signals: ["gpu_dram_active_ratio"], top: 1 },
   {
     id: "core",

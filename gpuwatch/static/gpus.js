@@ -87,11 +87,19 @@ function row(gpu, values, look) {
         values.gpu_memory_size_bytes,
         ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "bytes"),
       ),
+      (gpu.instances ?? []).map(instance),
     ),
     cell("Links", links(values)),
     cell("Xid", xids(gpu.xids)),
     cell("Why slow", causes(gpu.causes)),
   );
+}
+
+/** Return the profile and memory of a MIG instance. */
+function instance({ profile, values }) {
+  const used = values.gpu_instance_memory_used_bytes;
+  const memory = ofLimit(used, values.gpu_instance_memory_size_bytes, "bytes");
+  return h("span", { class: "part" }, `${profile ?? "MIG"}: ${memory}`);
 }
 
 /** Return words over a bar that is as long as the value is of its limit. */

@@ -44,10 +44,10 @@ export class Look {
 
   /** Take in what a status says of GPUs and ports. */
   learn(status) {
-    status.gpus.forEach((gpu, place) => {
-      this.numbers.set(`gpu,${gpu.gpu}`, place);
-      this.limitsOf.set(gpu.gpu, gpu.values);
-    });
+    for (const { gpu, values } of status.gpus) {
+      this.numbers.set(`gpu,${gpu}`, Number(gpu)); // whichever others there are
+      this.limitsOf.set(gpu, values);
+    }
     for (const { device, port, gpu } of status.ports ?? []) {
       this.near.set(`${device}/${port}`, gpu);
     }

@@ -30,7 +30,7 @@ export class Samples {
 
   /**
    * Fetch what is missing of `signals` on `grid`: names, with the seconds by which each is late.
-   * `entities` are `kind/id`, null is all. Returns whether anything came.
+   * `entities` are `kind/id`, null is all.
    */
   async fetch(signals, entities, grid) {
     this.late = signals;
@@ -48,7 +48,6 @@ export class Samples {
     const abort = (this.abort = new AbortController());
     const ask = (names, from) => names.length && this._ask(names, entities, grid, from, abort);
     await Promise.all([ask(whole, grid.first), ask(tail, since)]);
-    return whole.length + tail.length > 0;
   }
 
   /** Return [{entity, name, min, mean, max}] of a signal on `grid`; nulls where nothing is known. */
