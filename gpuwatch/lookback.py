@@ -24,7 +24,7 @@ from gpuwatch.window import TICK_NS, Floats
 
 ALIVE_NS = 2 * SECOND_NS  # a ring that was not written to for so long is nobody's
 ROWS_AT_ONCE = 2000  # of history
-FIRST_ROWS = 8  # the writer may just overwrite the very first
+FIRST_ROWS = 8  # the writer may just overwrite them: then as many times more
 
 Wanted = Callable[[Line], bool]
 
@@ -76,10 +76,13 @@ class Ring:
     @property
     def oldest_ns(self) -> int | None:
         """Time of the oldest row that is left, None if there is none."""
-        reader = self.reader
-        _, packed = reader.read(0, max(0, reader.head - reader.capacity) + FIRST_ROWS)
-        rows = np.frombuffer(packed, self._dtype)
-        return int(rows["time_ns"][0]) if len(rows) else None
+        reader, count = self.reader, FIRST_ROWS
+        while reader.head and count < FIRST_ROWS * reader.capacity:
+            _, packed = reader.read(0, max(0, reader.head - reader.capacity) + count)
+            if packed:
+                return int(np.frombuffer(packed, self._dtype)["time_ns"][0])
+            count *= FIRST_ROWS  # the writer, or one that caught up, has taken their places
+        return None
 
 
 class Lookback:

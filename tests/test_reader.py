@@ -175,6 +175,30 @@ def test_history_fills_in_where_rings_do_not_reach_back(written, tmp_path):
     assert missing <= 2
 
 
+def test_a_ring_counts_while_its_oldest_rows_are_overwritten(tmp_path, monkeypatch):
+    """A writer that catches up takes many of the oldest rows while they are copied."""
+    path = tmp_path / "fast.ring"
+    schema = RingSchema("state.fast", "state", "nvml_state", COLUMNS, MILLISECOND_NS)
+    writer = RingWriter(path, schema, 1.0)
+
+    def write(rows):
+        for _ in range(rows):
+            at = START + RingReader(path).head * MILLISECOND_NS
+            writer.append(at, 0.0, 0.0, [1, 1, 1.98e9])
+            writer.advance(at)
+
+    def copied(self, first, head, copy=RingReader._copy):
+        rows = copy(self, first, head)
+        write(100)
+        return rows
+
+    write(1500)
+    monkeypatch.setattr(RingReader, "_copy", copied)
+    place = Place(rings=[str(path)], names={BUS: GPU})
+    _, lines = ask(place, unix(0.5), unix(1.5), 10)
+    assert None not in lines['some_clock_hertz{clock="sm"}']["mean"][5:]
+
+
 def test_a_recording_tells_what_the_ring_told(written):
     """The same rows, the same answer, in any range."""
     (listed,) = Reader(written.place).answer({"what": "recordings"})["recordings"]
