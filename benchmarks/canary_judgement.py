@@ -72,13 +72,18 @@ def delay(generator: np.random.Generator, cv: float, lost: float) -> int | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     generator = np.random.default_rng(chosen.seed)
-    print(f"| CV | false alarms | seeded with {SEED} | " + " | ".join(
-        f"step {lost:.0%}: found, median runs" for lost in STEPS) + " |")
+    print(
+        f"| CV | false alarms | seeded with {SEED} | "
+        + " | ".join(f"step {lost:.0%}: found, median runs" for lost in STEPS)
+        + " |"
+    )
     print("|---" * (3 + len(STEPS)) + "|")
     begin = time.perf_counter()
     for cv, name in CASES:
