@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import math
 import os
 import signal
 import time
@@ -54,6 +55,11 @@ def got(daemon, path, *parameters, **more):
     return daemon.get(f"/api/v1/{path}" + (f"?{query}" if query else ""), timeout=70)
 
 
+def await_samples(daemon, seconds):
+    """Wait until rings hold so many seconds."""
+    wait_for(lambda: (asked(daemon, "columns")["start"] or math.inf) < time.time() - seconds)
+
+
 def reader_pids(daemon):
     return [pid for pid, line in descendants(daemon.process.pid) if "gpuwatch.reader" in line]
 
@@ -97,7 +103,7 @@ def test_the_stream_tells_a_fault_as_it_happens(daemon):
 def test_a_zoom_to_milliseconds_gives_the_samples_of_the_ring(daemon):
     """Where nothing changes within a step it is the sample, bit for bit and in order."""
     column = "gpu_power_watts"
-    wait_for(lambda: asked(daemon, "columns")["start"] < time.time() - 4)
+    await_samples(daemon, 4)
     start = time.time() - 2
     answer = asked(
         daemon, "series", signal=column, entity="gpu/1", start=start, end=start + 1.5, points=1500
@@ -166,6 +172,7 @@ def test_live_values_follow_the_node(daemon):
 
 def test_a_recording_is_read_by_its_name(daemon, capsys):
     """Listed, judged, drawn and fetched; what is asked of it needs no running node."""
+    await_samples(daemon, 2)
     assert main(["record", "--last", "3s", "--path.runtime", str(daemon.runtime)]) == 0
     path = Path(capsys.readouterr().out.split()[-1])
     listed = asked(daemon, "recordings")["recordings"]
