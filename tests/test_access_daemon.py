@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from browser import CHROMIUM, Browser
 from certificates import Authority
 from running import Running, free_port, wait_for
 from test_access import MUTUAL, TLS, USERS, ask
@@ -86,6 +87,16 @@ def test_check_says_what_others_can_read(daemon, authority):
         ["ok", "web", f"{directory}/web.yml: TLS, passwords of 1 users"],
         ["warn", "web", f"{key}: every user of this machine can read it: chmod o-r {key}"],
     ]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_a_browser_shows_the_page_to_who_has_the_password(daemon):
+    """Over TLS, with the password in the address, the GPUs are drawn and nothing is refused."""
+    with Browser() as browser:
+        browser.call("Security.setIgnoreCertificateErrors", ignore=True)
+        browser.open(f"https://anna:secret@127.0.0.1:{daemon.port}/")
+        browser.wait("document.body.innerText.includes('GPU 0')")
+        assert browser.problems == []
 
 
 @pytest.mark.skipif(
