@@ -152,7 +152,7 @@ function showTimes({ step }) {
     byId("step"),
     `${duration(span)}, 1 step = ${duration(step)}`,
     Number.isFinite(finest) ? `; samples every ${duration(finest)}` : "",
-    samples.source ? `, from ${samples.source}` : "",
+    samples.sources.size ? `, from ${[...samples.sources].join(" and ")}` : "",
   );
   byId("step").dataset.step = String(step);
   document.body.classList.toggle("paused", !live);

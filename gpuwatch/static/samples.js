@@ -13,7 +13,7 @@ export class Samples {
     this.blocks = new Map(); // by signal: the grid, up to which step all is known, and the series
     this.recording = null;
     this.late = new Map();
-    this.source = ""; // where the newest answer came from
+    this.sources = new Set(); // where what is shown came from: ring, history, recording
     this.abort = null;
   }
 
@@ -83,7 +83,8 @@ export class Samples {
       ],
       abort.signal,
     );
-    this.source = answer.source;
+    if (from === grid.first) this.sources.clear();
+    for (const source of answer.source.split("+").filter(Boolean)) this.sources.add(source);
     for (const signal of signals) {
       const block = this._moved(signal, grid);
       for (const one of answer.series) {
