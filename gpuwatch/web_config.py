@@ -195,7 +195,7 @@ class _Table:
 
     def rest(self) -> None:
         """Report the keys that nobody has asked for."""
-        for key in self.given.keys() - {*self._known}:
+        for key in (key for key in self.given if key not in self._known):
             instead = ELSEWHERE.get(f"{self.where}.{key}".lstrip("."))
             self.fault(key, instead or f"unknown key ({meant(key, self._known)})")
 
