@@ -226,6 +226,14 @@ def test_alerts_go_where_they_belong(severity, scope, receiver):
     assert succeeds(*route, *labels).splitlines()[0] == receiver
 
 
+@needs_amtool
+def test_corruption_is_told_to_people_and_takes_the_node_out():
+    """Nobody else can say which checkpoint may still be trusted."""
+    route = ("amtool", "config", "routes", "test", f"--config.file={PAGER}")
+    labels = ("severity=critical", "scope=node", "alertname=SilentDataCorruption", "gpu=1")
+    assert succeeds(*route, *labels).splitlines()[0] == "pager,automation"
+
+
 def test_inhibitions_name_alerts_that_exist():
     """A renamed alert would silence nothing, or not be silenced."""
     names = {alert["alert"] for alert in ALERTS}
