@@ -55,7 +55,12 @@ class Browser:
         self.process = subprocess.Popen(
             wrapped,
             pass_fds=(theirs_in, theirs_out),
-            env={**os.environ, "IN": str(theirs_in), "OUT": str(theirs_out)},
+            env={
+                **os.environ,
+                "HOME": self._profile,  # or it leaves things in the user's
+                "IN": str(theirs_in),
+                "OUT": str(theirs_out),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
