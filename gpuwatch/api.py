@@ -62,6 +62,11 @@ class Api:
         self._text = b""
         self._of: Mapping[str, Any] | None = None  # the status that text says
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the readers."""
+        return self._live.cpu_seconds + self._kept.cpu_seconds
+
     def routes(self) -> dict[str, Endpoint]:
         """Return the endpoints by path."""
         endpoints = {

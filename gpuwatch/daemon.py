@@ -39,7 +39,7 @@ from gpuwatch.rules import RULES
 from gpuwatch.siblings import Done, ProcessorTime, SamplerChannels, SupervisorChannel
 from gpuwatch.signals import HOST, Event
 from gpuwatch.snapshot import ChildState
-from gpuwatch.status import snapshot
+from gpuwatch.status import READER, snapshot
 from gpuwatch.store import Store
 from gpuwatch.topology import given_gpus, pci_gpus
 from gpuwatch.totals import Totals
@@ -274,6 +274,9 @@ class Daemon:
                 stuck=report.get("stuck", False),
                 cpu_seconds=cpu_seconds,
             )
+        cpu_seconds = self.web.reader_cpu_seconds
+        self.minute.add_processor_time(READER, cpu_seconds)
+        self.children[READER] = ChildState(cpu_seconds=cpu_seconds)
 
     def _write_history(self, *, stepped: bool = False) -> None:
         constants = {duty: manifest.constants for duty, manifest in self.feed.live.items()}

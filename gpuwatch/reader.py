@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -253,7 +254,7 @@ def main() -> int:
             head["fault"] = traceback.format_exc()
         head["status"] = answer.pop("status", 200) if "error" in answer else 200
         body = json.dumps(answer, separators=(",", ":")).encode()
-        head["bytes"] = len(body)
+        head |= {"bytes": len(body), "cpu_seconds": time.process_time()}
         out.write(json.dumps(head).encode() + b"\n" + body)
         out.flush()
     return 0

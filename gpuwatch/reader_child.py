@@ -42,6 +42,12 @@ class ReaderChild:
         self._waiting = 0
         self._idle: asyncio.TimerHandle | None = None
         self._closed = False
+        self._cpu_seconds = [0.0]  # of each process so far
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time up to the newest answer, of all processes there were."""
+        return sum(self._cpu_seconds)
 
     async def ask(self, request: Mapping[str, Any]) -> Answer:
         """Return the answer to a request. Raises RequestError if there is none."""
@@ -81,6 +87,7 @@ class ReaderChild:
                     raise ValueError("bytes")
                 answer = Answer(head["status"], await process.stdout.readexactly(head["bytes"]))
                 whole = True
+            self._cpu_seconds[-1] = head["cpu_seconds"]
             if "fault" in head:
                 log.error("a request to the reader failed", extra={"exception": head["fault"]})
         except TimeoutError:
@@ -95,6 +102,7 @@ class ReaderChild:
         return answer
 
     async def _start(self) -> asyncio.subprocess.Process:
+        self._cpu_seconds = [self.cpu_seconds, 0.0]
         try:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gpuwatch.reader"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.feed import Attached
 
 NVML = "nvml_state"
+READER = "reader"  # a child of the web server, and none of the supervisor's
 KMSG = Entity("source", "kmsg")
 
 
@@ -199,6 +200,11 @@ def describe(shown: Snapshot) -> dict[str, Any]:
             {**report, "cpu_seconds": told.cpu_seconds if told else None}
             for report in about.get("children", ())
             for told in [shown.children.get(report["duty"])]
+        ]
+        + [
+            {"duty": duty, "cpu_seconds": child.cpu_seconds}
+            for duty, child in shown.children.items()
+            if duty == READER
         ],
         "sources": {
             name: {

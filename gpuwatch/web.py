@@ -101,7 +101,7 @@ class WebServer:
         self._started = threading.Event()
         self._failure: OSError | None = None
         web = read(Path(config_file)) if config_file else None
-        api = Api(pages)
+        self._api = api = Api(pages)
         door = Door(application(pages, api), web, scrapes)
         open_ones = Connections(connections, web)
         config = uvicorn.Config(
@@ -122,6 +122,11 @@ class WebServer:
         )
         self._server = _Server(config, self._started, api, door, open_ones)
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+
+    @property
+    def reader_cpu_seconds(self) -> float:
+        """CPU time of the processes that read samples for who looks at them."""
+        return self._api.cpu_seconds
 
     def start(self) -> None:
         """Begin to serve; returns when requests are answered.

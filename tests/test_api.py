@@ -170,6 +170,15 @@ def test_live_values_follow_the_node(daemon):
     assert all(mean is None or 2e8 < mean < 2e9 for line in clocks for mean in line["mean"])
 
 
+def test_what_a_look_costs_is_published(daemon):
+    """The CPU time of readers is told as that of any child is."""
+    name = 'gpuwatch_process_cpu_seconds_total{duty="reader"}'
+    before = daemon.scrape()[name]
+    assert daemon.get("/api/v1/columns")[0] == 200
+    wait_for(lambda: daemon.scrape()[name] > before)
+    assert {"duty": "reader", "cpu_seconds": daemon.scrape()[name]} in daemon.status()["children"]
+
+
 def test_a_recording_is_read_by_its_name(daemon, capsys):
     """Listed, judged, drawn and fetched; what is asked of it needs no running node."""
     await_samples(daemon, 2)
