@@ -280,7 +280,8 @@ async function start() {
     byId("fault").hidden = true;
   } catch (fault) {
     byId("fault").hidden = false;
-    show(byId("fault"), h("p", {}, fault.message));
+    const back = location.search ? h("a", { href: "/" }, "Back to live") : null;
+    show(byId("fault"), h("p", {}, fault.message, " ", back));
     if (!(fault.status < 500)) setTimeout(start, AGAIN_MS);
   }
 }
