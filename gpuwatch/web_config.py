@@ -71,12 +71,18 @@ _Value = TypeVar("_Value")
 class WebConfig(NamedTuple):
     """What the file and those it names say, checked; `digest` is of all they say."""
 
-    files: tuple[Path, ...]
+    path: Path
+    named: Mapping[str, Path]  # by key: cert_file, ...
     digest: bytes
     tls: ssl.SSLContext | None
     allowed_sans: frozenset[str]
     headers: Mapping[str, str]
     users: Mapping[bytes, bytes]  # bcrypt hashes by name
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file and those it names."""
+        return (self.path, *self.named.values())
 
     @property
     def guarded(self) -> bool:
@@ -87,7 +93,9 @@ class WebConfig(NamedTuple):
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """The files that others must not read: of hashes, and the key."""
-        return (*self.files[: bool(self.users)], *self.files[2 : 2 + bool(self.tls)])
+        hashes = (self.path,) if self.users else ()
+        key = (self.named["key_file"],) if self.tls else ()
+        return (*hashes, *key)
 
     def admits(self, certificate: Mapping[str, Any]) -> bool:
         """Say whether a client with this verified certificate, {} for none, may connect."""
@@ -127,7 +135,8 @@ def read(path: Path) -> WebConfig:
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     return WebConfig(
-        files=(path, *paths.values()),
+        path=path,
+        named=paths,
         digest=hashlib.sha256(repr((contents, named)).encode()).digest(),
         tls=context,
         allowed_sans=frozenset(map(_san, sans)),
@@ -141,7 +150,7 @@ def checked(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{text!r} is no path")
     try:
-        return str(read(Path(text).absolute()).files[0]) if text else ""
+        return str(read(Path(text).absolute()).path) if text else ""
     except ConfigError as error:
         raise ValueError(str(error)) from error
 

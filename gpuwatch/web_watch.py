@@ -44,7 +44,7 @@ class WebWatch:
         if not self._pending or self._seen != before:
             return
         try:
-            config = read(self._config.files[0])
+            config = read(self._config.path)
             _keeps_guard(self._config, config)
         except ConfigError as fault:  # tried again: a file that it names may come later
             if str(fault) != self._fault:
@@ -57,7 +57,7 @@ class WebWatch:
             self._config = config
             self._taken = self._seen = stamps(config.files)
             self._take(config)
-            log.info("web config reloaded: %s", config.files[0])
+            log.info("web config reloaded: %s", config.path)
 
 
 def _keeps_guard(old: WebConfig, new: WebConfig) -> None:
@@ -67,4 +67,4 @@ def _keeps_guard(old: WebConfig, new: WebConfig) -> None:
         (old.guarded, new.guarded, "passwords or client certificates"),
     ):
         if had and not has:
-            raise ConfigError(f"{new.files[0]}: no {what} any more: restart gpuwatch to go without")
+            raise ConfigError(f"{new.path}: no {what} any more: restart gpuwatch to go without")

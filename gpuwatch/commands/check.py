@@ -53,7 +53,7 @@ class Check:
         for address in addresses:
             _address(report, address, running, web)
         if web is not None:
-            report.say(PASS, "web", f"{web.files[0]}: {summary(web)}")
+            report.say(PASS, "web", f"{web.path}: {summary(web)}")
             for weakness in weaknesses(web, addresses):
                 report.say(WARN, "web", weakness)
         if config["source"]["kind"] == "replay":

@@ -42,7 +42,7 @@ def is_gpuwatch(address: str, web: WebConfig | None) -> bool:
     host, _, port = address.rpartition(":")
     host, number = host.strip("[]") or "localhost", int(port)
     if web is not None and web.tls:
-        return _shows(host, number, web.files[1])
+        return _shows(host, number, web.named["cert_file"])
     client = http.client.HTTPConnection(host, number, timeout=PROBE_SECONDS)
     try:
         client.request("GET", "/metrics")
