@@ -17,7 +17,7 @@ from statistics import median
 from gpuwatch import baseline_table as table
 from gpuwatch.baseline_table import Entry, Kept, epoch
 from gpuwatch.canary_reading import CanaryReading, Shape
-from gpuwatch.canary_text import Peers, said, value_of
+from gpuwatch.canary_text import Peers, Standing, said, value_of
 from gpuwatch.database import Connection
 from gpuwatch.expected import expected
 from gpuwatch.judgement import Kind, Opinion, Point
@@ -53,32 +53,6 @@ class Judgement:
     peers: Peers = ""
     retest: bool = False
     text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How a course stands: what `gpuwatch baseline show` tells of it.
-
-    `baseline` and `last` are in the canary's unit; `state` is "learning", "normal",
-    "regression" or "wrong" results; `current` is False of environments that are past.
-    """
-
-    entity: Entity
-    shape: Shape
-    environment: Mapping[str, str]
-    model: str
-    state: str
-    current: bool
-    newest: float
-    readings: int
-    baseline: float | None
-    last: float | None
-    ratio: float | None
-    expected_ratio: float | None
-    spread: float | None
-    loss: float | None
-    cause: str
-    peers: Peers
 
 
 class Baseline:
@@ -152,7 +126,11 @@ class Baseline:
         if reading.result == "wrong" or reading.canary == "integrity":
             return self._judge_result(reading)
         if opinion.kind == "unknown":
-            text = "no value" if reading.value is None else f"spread {reading.spread or 0:.1%}"
+            text = (
+                "no value"
+                if reading.value is None
+                else f"spread {100 * (reading.spread or 0.0):.1f} %"
+            )
             return Judgement(kind="unknown", text=f"{text}: no evidence")
         peers = self.peers(entry) if opinion.kind in ("suspect", "regression") else ""
         found = expected(reading)
@@ -177,8 +155,7 @@ class Baseline:
             if shape == entry.shape
             and entity != entry.entity
             and other.model == entry.model
-            and abs(other.newest - entry.newest) <= PEER_SECONDS
-            and (ratio := _ratio(other)) is not None
+            and (ratio := _ratio(other, entry.newest)) is not None
         ]
         if not ratios or entry.entity.kind != "gpu":
             return ""
@@ -199,7 +176,7 @@ class Baseline:
         shared: list[float] = []
         if self._losses is None:
             self._losses = [
-                (entry, loss, loss > 0 and self.peers(entry) == "whole_node")
+                (entry, loss, self._is_shared(entry, loss))
                 for entry in self._newest_shapes()
                 if (loss := entry.course.loss) is not None
             ]
@@ -220,6 +197,15 @@ class Baseline:
                 values = found.setdefault(gpus[about.id], {})
                 values["canary_wrong_results"] = float(soundness.confirmed)
         return found
+
+    def _is_shared(self, entry: Entry, loss: float) -> bool:
+        """Say whether the node has a loss; once all get well again, it stays what it was."""
+        ratio = _ratio(entry)
+        if not loss:
+            entry.shared = False
+        elif ratio is None or 1 - ratio >= PEER_LOSS:
+            entry.shared = self.peers(entry) == "whole_node"
+        return entry.shared
 
     def newest(self, uuid: str) -> float | None:
         """Return when a GPU last gave a reading, unix seconds; None if it never did."""
@@ -330,10 +316,21 @@ def add_reading(entry: Entry, reading: CanaryReading, *, frozen: bool) -> Opinio
     return entry.course.push(point, frozen=frozen)
 
 
-def _ratio(entry: Entry) -> float | None:
-    """Return the last look of a course by its baseline, None while there is none."""
+def _ratio(entry: Entry, when: float | None = None) -> float | None:
+    """Return the last look of a course, or that nearest to a time, by its baseline.
+
+    None where there is none, or none of that time. Peers do not run at once, and are compared as
+    they were at the same time.
+    """
     baseline, recent = entry.course.baseline(), entry.course.recent
-    return recent[-1].speed / baseline.level if baseline and recent else None
+    if baseline is None or not recent:
+        return None
+    look = recent[-1]
+    if when is not None:
+        look = min(recent, key=lambda look: abs(look.time - when))
+        if abs(look.time - when) > PEER_SECONDS:
+            return None
+    return look.speed / baseline.level
 
 
 def _example(entry: Entry, environment: Mapping[str, str]) -> CanaryReading:

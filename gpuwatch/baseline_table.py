@@ -65,7 +65,10 @@ CREATE TABLE IF NOT EXISTS canary_readings (
 
 @dataclass(slots=True)
 class Entry:
-    """A course with what it is of. `environment` is JSON, `newest` the time of its last reading."""
+    """A course with what it is of. `environment` is JSON, `newest` the time of its last reading.
+
+    `shared` is whether the whole node had its loss when that was last seen.
+    """
 
     entity: Entity
     shape: Shape
@@ -74,6 +77,7 @@ class Entry:
     newest: float = 0.0
     readings: int = 0
     course: Course = field(default_factory=Course)
+    shared: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:

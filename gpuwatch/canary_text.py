@@ -1,12 +1,14 @@
-"""What is said of a canary's reading, in a line that people read."""
+"""What is said of canaries: how a course stands, and what a reading means in a line."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from gpuwatch.baseline_table import Entry
-from gpuwatch.canary_reading import UNITS
+from gpuwatch.canary_reading import UNITS, Shape
 from gpuwatch.judgement import SEED, Opinion
+from gpuwatch.signals import Entity
 
 Peers = Literal["one_gpu", "whole_node", ""]
 
@@ -17,6 +19,32 @@ CAUSES: Mapping[str, str] = {
     "creeping": "little by little",
 }
 WHO: Mapping[str, str] = {"one_gpu": "this GPU alone", "whole_node": "the whole node"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a course stands: what `gpuwatch baseline show` tells of it.
+
+    `baseline` and `last` are in the canary's unit; `state` is "learning", "normal",
+    "regression" or "wrong" results; `current` is False of environments that are past.
+    """
+
+    entity: Entity
+    shape: Shape
+    environment: Mapping[str, str]
+    model: str
+    state: str
+    current: bool
+    newest: float
+    readings: int
+    baseline: float | None
+    last: float | None
+    ratio: float | None
+    expected_ratio: float | None
+    spread: float | None
+    loss: float | None
+    cause: str
+    peers: Peers
 
 
 def value_of(canary: str, speed: float) -> float:
@@ -48,9 +76,9 @@ def said(entry: Entry, opinion: Opinion, peers: Peers, former: Entry | None) -> 
     if opinion.kind == "normal":
         return f"{opinion.ratio:.3f} of its baseline, {level}"
     if opinion.kind == "suspect":
-        return f"{1 - opinion.ratio:.1%} under its baseline, {level}: not confirmed"
+        return f"{100 - 100 * opinion.ratio:.1f} % under its baseline, {level}: not confirmed"
     what = [
-        f"{opinion.loss:.1%} under its baseline, {level}",
+        f"{100 * (opinion.loss or 0.0):.1f} % under its baseline, {level}",
         CAUSES.get(opinion.cause, ""),
         WHO.get(peers, ""),
     ]

@@ -44,7 +44,7 @@ def connect(path: Path, prepare: Callable[[Connection], None]) -> Connection:
     except UnicodeDecodeError as error:  # damage within a text
         raise Broken(str(error)) from error
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
+        if _is_damage(error):
             raise Broken(str(error)) from error
         raise
     finally:
@@ -95,7 +95,13 @@ def look(path: Path, work: Callable[[Connection], Answer]) -> Answer:
     except PermissionError as error:
         raise StateError(f"{path}: permission denied: run as root") from error
     except FAULTS as error:
-        raise StateError(f"{path}: {error}: the daemon sets it aside when it starts") from error
+        damage = isinstance(error, Broken) or _is_damage(error)
+        fix = "the daemon sets it aside when it starts" if damage else "try again as root"
+        raise StateError(f"{path}: {error}: {fix}") from error
+
+
+def _is_damage(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE
 
 
 def rows(

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch import baseline, baseline_file, baseline_table, control, database
-from gpuwatch.baseline import Standing
 from gpuwatch.baseline_table import Entry, Kept
-from gpuwatch.canary_text import CAUSES, WHO, written
+from gpuwatch.canary_text import CAUSES, WHO, Standing, written
 from gpuwatch.clock import wall_text
 from gpuwatch.errors import PASS, WARN, ConfigError, ControlError, StateError
 from gpuwatch.paths import control_socket, runtime_directory, state_directory
 from gpuwatch.signals import HOST
 from gpuwatch.store import Store
 
+STATUS_SECONDS = 5.0
 TIMEOUT_SECONDS = 30.0
 FILE = "gpuwatch.sqlite"
 HEADER = (
@@ -63,7 +63,7 @@ class Baseline:
 def _state_of_daemon(socket: Path) -> str | None:
     """Return the state directory of the daemon that runs, None if none answers."""
     with suppress(ControlError, KeyError):
-        return str(control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)["state"]["path"])
+        return str(control.request(socket, {"command": "status"}, STATUS_SECONDS)["state"]["path"])
     return None
 
 
@@ -86,10 +86,10 @@ def _load(file: database.Connection) -> tuple[baseline.Baseline, dict[str, int]]
     """Return the baselines, and the number of each GPU by uuid."""
     results = baseline_table.load_results(file)
     found = baseline.Baseline.of(baseline_table.load(file), results)
-    numbers = dict(
-        file.execute("SELECT uuid, number FROM inventory JOIN gpu_numbers USING (pci_bus_id)")
-    )
-    return found, numbers
+    if not found.standings():
+        return found, {}
+    query = "SELECT uuid, number FROM inventory JOIN gpu_numbers USING (pci_bus_id)"
+    return found, dict(file.execute(query))
 
 
 def _json(one: Standing, numbers: dict[str, int]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _row(one: Standing, numbers: dict[str, int], now: float) -> tuple[str, ...]:
         "-" if one.baseline is None else written(one.shape.canary, one.baseline),
         _ratio(one.ratio),
         _ratio(one.expected_ratio),
-        "-" if one.spread is None else f"{one.spread:.2%}",
+        "-" if one.spread is None else f"{100 * one.spread:.2f} %",
         str(one.readings),
         _age(now - one.newest),
         _said(one),
@@ -126,7 +126,7 @@ def _said(one: Standing) -> str:
     state = one.state if one.current else f"past {one.state}"
     if not one.loss:
         return state
-    parts = [f"{one.loss:.1%} slower", CAUSES.get(one.cause, ""), WHO.get(one.peers, "")]
+    parts = [f"{100 * one.loss:.1f} % slower", CAUSES.get(one.cause, ""), WHO.get(one.peers, "")]
     return f"{state}: {', '.join(filter(None, parts))}"
 
 
