@@ -6,6 +6,7 @@ takes longer, so that a look far back does not hold up the page of somebody else
 """
 
 import asyncio
+import json
 import math
 import re
 import time
@@ -20,7 +21,7 @@ from gpuwatch.errors import RequestError
 from gpuwatch.place import NAME, Place
 from gpuwatch.reader_child import ReaderChild
 from gpuwatch.signals import Entity
-from gpuwatch.timeline import Grid
+from gpuwatch.timeline import MAX_SECONDS, Grid
 
 LIVE_SECONDS = 10.0  # in which a reader has to answer
 KEPT_SECONDS = 120.0  # a month of history takes its time
@@ -91,7 +92,7 @@ class Api:
         if name is None:
             if "time" in request.query_params:
                 raise RequestError("time: give the recording that it is a time of")
-            return JSONResponse(self._shown.status())
+            return Response(self._status_text(), headers=JSON)
         when = asked.number("time") if "time" in request.query_params else None
         return await self._read(self._kept, what="status", recording=name, time=when)
 
@@ -142,10 +143,13 @@ class Api:
         return _Events(self)
 
     def _status_text(self) -> bytes:
-        """Return the status as JSON, made once for all streams."""
+        """Return the status as JSON, made once for all that ask.
+
+        In ASCII: the name of a host or a directory may be bytes that are no UTF-8.
+        """
         status = self._shown.status()
         if status is not self._of:
-            self._text = bytes(JSONResponse(status).body)
+            self._text = json.dumps(status, allow_nan=False, separators=(",", ":")).encode()
             self._of = status
         return self._text
 
@@ -235,8 +239,8 @@ class _Query:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
-            raise RequestError(f"{key}: {text[:50]!r} is no number: give unix seconds")
+        if not abs(value) <= MAX_SECONDS:
+            raise RequestError(f"{key}: {text[:50]!r} is no time: give unix seconds")
         return value
 
     def points(self) -> int:

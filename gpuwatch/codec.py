@@ -26,7 +26,7 @@ from gpuwatch import __version__
 from gpuwatch.clock import ClockTriple
 from gpuwatch.errors import RecordingError
 from gpuwatch.ring import PERIODS_NS, SHAPE_ERRORS, RingSchema
-from gpuwatch.signals import UNKNOWN_INTEGER, Column, Event
+from gpuwatch.signals import UNKNOWN_INTEGER, Column, Event, valid
 from gpuwatch.source import EntityInfo, constant_from_json, constant_to_json
 from gpuwatch.summation import row_dtype
 
@@ -93,21 +93,28 @@ class Head:
         """Rebuild it; one of SHAPE_ERRORS if `data` is no head."""
         rings = tuple(RingSchema.from_json(schema) for schema in data["rings"])
         return cls(
-            start_ns=int(data["start_ns"]),
-            end_ns=int(data["end_ns"]),
+            start_ns=_instant_ns(data["start_ns"]),
+            end_ns=_instant_ns(data["end_ns"]),
             rings=rings,
             entities=tuple(EntityInfo.from_json(info) for info in data["entities"]),
             constants={
                 str(duty): [constant_from_json(value) for value in values]
                 for duty, values in data["constants"].items()
             },
-            clocks=tuple(ClockTriple(*map(int, triple)) for triple in data["clocks"]),
+            clocks=tuple(ClockTriple(*map(_instant_ns, triple)) for triple in data["clocks"]),
             config=dict(data["config"]),
-            host={str(key): str(value) for key, value in data["host"].items()},
+            host={valid(key): valid(value) for key, value in data["host"].items()},
             boot_id=str(data["boot_id"]),
             created_realtime_ns=int(data["created_realtime_ns"]),
             version=str(data["version"]),
         )
+
+
+def _instant_ns(value: Any) -> int:
+    """Return a time of a clock; ValueError if it is beyond what clocks tell, years of 292."""
+    if not 0 <= (time_ns := int(value)) < 2**63:
+        raise ValueError(f"time of {time_ns} ns")
+    return time_ns
 
 
 class Block(NamedTuple):

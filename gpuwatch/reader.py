@@ -176,9 +176,8 @@ class Reader:
                 stat = path.lstat()
                 key = (path.name, stat.st_ino, stat.st_mtime_ns)
                 if key not in self._listed:
-                    recorded = Recorded(self.place.path(path.name))
-                    self._listed[key] = recorded.listed()
-                    recorded.close()
+                    with contextlib.closing(Recorded(self.place.path(path.name))) as recorded:
+                        self._listed[key] = recorded.listed()
                 listed[key] = self._listed[key]
         self._listed = listed
         newest = sorted(listed.values(), key=lambda one: (one["start"], one["name"]), reverse=True)

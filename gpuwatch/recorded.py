@@ -20,6 +20,8 @@ from gpuwatch.codec import (
 )
 from gpuwatch.errors import RecordingError
 from gpuwatch.recording import ALERTS, END, HEAD, ROWS, SLICE_NS, SORT
+from gpuwatch.ring import SHAPE_ERRORS
+from gpuwatch.signals import Entity, valid
 from gpuwatch.summation import HOLD_PERIODS
 from gpuwatch.timeline import Held, Line, Timeline, lines_of
 from gpuwatch.window import TICK_NS
@@ -103,17 +105,26 @@ class Recorded:
         return [place for place in places if place.floor_ns >= latest]
 
     def listed(self) -> dict[str, Any]:
-        """Return what a list of recordings says of it: unix times, what set it off, bytes."""
+        """Return what a list of recordings says of it: unix times, what set it off, bytes.
+
+        Raises RecordingError if the alert that set it off makes no sense.
+        """
         name = self.path.name
-        mine = [alert for alert in self.alerts if alert.get("recording") == name]
         _, _, rest = name.removesuffix(self.path.suffix).partition("-")
+        rule, entity = rest.partition("-")[0], None
+        mine = next((alert for alert in self.alerts if alert.get("recording") == name), None)
+        if mine is not None:
+            try:
+                rule, entity = valid(mine["rule"]), list(Entity.from_json(mine["entity"]))
+            except SHAPE_ERRORS as error:
+                raise damaged(self.path, "an alert") from error
         return {
             "name": name,
             "start": self.start_ns / SECOND_NS,
             "end": self.end_ns / SECOND_NS,
             "bytes": self.path.stat().st_size,
-            "rule": mine[0]["rule"] if mine else rest.partition("-")[0],
-            "entity": mine[0]["entity"] if mine else None,
+            "rule": rule,
+            "entity": entity,
             "complete": self.complete,
         }
 

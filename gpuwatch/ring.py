@@ -290,8 +290,15 @@ class RingReader:
 
         What is left of a ring that is not is worth nothing.
         """
+        if self._is_cut:
+            return False
         start = self._map[: len(self._start)]
         return start == self._start and self._words[W_PERIOD] in PERIODS_NS
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the file is shorter than what is mapped: to touch the rest ends the process."""
+        return self._map.size() < len(self._map)
 
     @property
     def head(self) -> int:
@@ -340,6 +347,8 @@ class RingReader:
         were overwritten before they could be read. Rows are numbered from 1; `until` is the last
         one wanted, None for all there are.
         """
+        if self._is_cut:
+            return max(after, 0), b""
         head = self.head if until is None else min(until, self.head)
         first = max(after, head - self.capacity + 1, 0)
         if first >= head:

@@ -15,6 +15,9 @@ UNKNOWN_INTEGER = -(2**63)
 UNKNOWN_GAUGE = math.nan
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of metrics and labels, as Prometheus takes them
 
+BITS = range(63)  # of a set: the sign means that nothing is known
+MOST_SECONDS = 1e6  # between two renewals of a value
+
 BASE_UNITS = frozenset(
     {
         "",
@@ -111,12 +114,19 @@ class Signal:
         fields["name"] = checked_name(fields["name"])
         if fields["label"] is not None:
             fields["label"] = checked_name(fields["label"])
-        if not fields["help"] or not 0 <= float(fields["refresh_seconds"]) < math.inf:
+        fields["help"], fields["unit"] = valid(fields["help"]), valid(fields["unit"])
+        if not fields["help"] or not 0 <= float(fields["refresh_seconds"]) < MOST_SECONDS:
             raise ValueError("help or refresh_seconds")
+        if not math.isfinite(fields.get("scale", 1.0)):
+            raise ValueError("scale")
         fields["kind"] = Kind(fields["kind"])
         fields["total"] = Total(fields.get("total", Total.HARDWARE))  # not in older recordings
-        fields["bounds"] = tuple(fields["bounds"]) if fields["bounds"] else None
-        fields["bits"] = tuple((int(bit), str(value)) for bit, value in fields["bits"])
+        if fields["bounds"] is not None:
+            low, high = map(float, fields["bounds"])
+            fields["bounds"] = low, high
+        fields["bits"] = tuple((int(bit), valid(value)) for bit, value in fields["bits"])
+        if any(bit not in BITS for bit, _ in fields["bits"]):
+            raise ValueError("bits")
         fields["statistics"] = tuple(fields["statistics"])
         if fields["histogram"] is not None:
             histogram = dict(fields["histogram"])

@@ -73,7 +73,7 @@ def constant_to_json(column: Column, value: float) -> list[Any]:
 def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
     """Rebuild a constant; TypeError, KeyError or ValueError if `data` is not one."""
     entity, signal, label, value = data
-    return Column(Entity.from_json(entity), Signal.from_json(signal), str(label)), float(value)
+    return Column(Entity.from_json(entity), Signal.from_json(signal), valid(label)), float(value)
 
 
 @dataclass(frozen=True, slots=True)

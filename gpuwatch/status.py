@@ -11,7 +11,7 @@ from gpuwatch.alerts import Alert
 from gpuwatch.causes import ranked
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks, wall_text
 from gpuwatch.gpu_signals import NVLINKS_EXPECTED
-from gpuwatch.signals import HOST, Column, Entity
+from gpuwatch.signals import HOST, Column, Entity, valid
 from gpuwatch.snapshot import Snapshot, SourceState
 from gpuwatch.source import NOT_PLANNED
 from gpuwatch.totals import seconds_name
@@ -133,7 +133,7 @@ def _about(daemon: "Daemon") -> dict[str, Any]:
     clocks = read_clocks()
     return {
         "version": __version__,
-        "hostname": socket.gethostname(),
+        "hostname": valid(socket.gethostname()),
         "source": daemon.config["source"],
         "ready": bool(daemon.ticks),
         "ticks_closed": daemon.ticks_closed,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_recording import CLOCK, GPU, MILLISECOND, make_head, make_rows, make_schema
 
+from gpuwatch.clock import ClockTriple
 from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.errors import RecordingError
 from gpuwatch.recording import RecordingReader, RecordingWriter
@@ -37,6 +38,12 @@ HEADS: dict[str, Callable[[], Head]] = {
     "label that is none": lambda: with_clock(label='x="1"} 2\n'),
     "histogram that is no metric": lambda: with_clock(histogram=Histogram("a b", "A.", (1.0,))),
     "no help": lambda: with_clock(help=""),
+    "bounds that are no pair": lambda: with_clock(bounds=(1.0,)),
+    "bounds of no numbers": lambda: with_clock(bounds=("a", "b")),
+    "bit beyond a word": lambda: with_clock(bits=((2**40, "x"),)),
+    "scale that is none": lambda: with_clock(scale=math.inf),
+    "time before all": lambda: replace(with_ring(), start_ns=-(10**30)),
+    "wall time after all": lambda: replace(with_ring(), clocks=(ClockTriple(0, 2**63, 0),)),
     "refresh that is no number": lambda: with_clock(refresh_seconds=math.nan),
     "entity that is no label": lambda: make_head(make_schema(entity=Entity("a b", "1"))),
     "information that is no label": lambda: replace(

@@ -452,3 +452,24 @@ def test_rings_on_a_disk_go_to_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(tmpfs, "SHARED_MEMORY", tmp_path / "none")
     with pytest.raises(ConfigError, match=r"paths\.runtime on a tmpfs"):
         tmpfs.ring_directory(tmp_path)
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from gpuwatch.ring import RingReader
+reader = RingReader(Path(sys.argv[1]))
+assert reader.intact
+os.truncate(reader.path, int(sys.argv[2]))
+assert not reader.intact
+assert reader.read(0) == (0, b"")
+"""
+
+
+@pytest.mark.parametrize("size", [0, HEADER_BYTES, 2 * HEADER_BYTES])
+def test_a_file_that_was_cut_off_is_not_touched(tmp_path, size):
+    """To read what is mapped and not there would end the process, by SIGBUS."""
+    writer = RingWriter(tmp_path / "r", schema(), 10.0)
+    fill(writer, range(1, 1000))
+    writer.close()
+    subprocess.run([sys.executable, "-c", CUT, tmp_path / "r", str(size)], check=True)

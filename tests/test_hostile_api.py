@@ -1,0 +1,91 @@
+"""What nobody should do to a running gpuwatch, and what goes on all the same."""
+
+import http.client
+import json
+import os
+import shutil
+import urllib.parse
+from contextlib import closing
+
+import pytest
+from running import Running, wait_for
+from test_recording import make_head
+from test_web import FakePages, serving
+
+from gpuwatch.paths import BUNDLED_RECORDING
+from gpuwatch.recording import RecordingWriter
+from gpuwatch.tmpfs import ring_directory
+
+CONFIG = """
+[simulated]
+gpus = 2
+[state]
+period_ms = 5
+realtime = false
+budget_ratio = 1
+[recorder]
+free_ratio = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """Run a made-up node."""
+    directory = tmp_path_factory.mktemp("hostile")
+    with Running(directory, "--source", "simulated", config=CONFIG) as running:
+        (running.state / "recordings").mkdir(exist_ok=True)
+        yield running
+
+
+def asked(daemon, path, **parameters):
+    """Return the status of HTTP, and the JSON."""
+    query = urllib.parse.urlencode(parameters)
+    status, body = daemon.get(f"/api/v1/{path}?{query}", timeout=60)
+    return status, json.loads(body)
+
+
+def test_names_that_are_no_text():
+    """A host that is called by bytes that are no UTF-8 takes no page away."""
+    pages = FakePages()
+    pages.more = os.fsdecode(b"caf\xe9")
+    with serving(pages) as port:
+        for path in ("status", "stream"):
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+                connection.request("GET", f"/api/v1/{path}")
+                answer = connection.getresponse()
+                assert answer.status == 200
+                line = next(line for line in answer if b"{" in line)
+                assert json.loads(line.removeprefix(b"data: "))["more"] == pages.more
+
+
+@pytest.mark.parametrize("time", ["1e308", "-1e308", "9.1e9"])
+def test_times_that_no_clock_tells(daemon, time):
+    """They are refused, and named."""
+    shutil.copy(BUNDLED_RECORDING, daemon.state / "recordings/h200.gwr")
+    status, told = asked(daemon, "status", recording="h200.gwr", time=time)
+    assert status == 400
+    assert time in told["error"]
+
+
+@pytest.mark.parametrize("alert", [{}, {"rule": "x"}, {"rule": "x", "entity": float("nan")}])
+def test_a_foreign_recording_leaves_the_others_in_the_list(daemon, alert):
+    """Alerts that make no sense, as another program may write them, are of their file alone."""
+    with RecordingWriter(daemon.state / "recordings/foreign.gwr", make_head()) as writer:
+        writer.alerts([{"recording": "foreign.gwr", **alert}])
+    shutil.copy(BUNDLED_RECORDING, daemon.state / "recordings/h200.gwr")
+    status, told = asked(daemon, "recordings")
+    assert status == 200
+    assert [one["name"] for one in told["recordings"]] == ["h200.gwr"]
+
+
+@pytest.mark.parametrize("size", [0, 8192])
+def test_a_ring_that_is_cut_off_ends_nobody_but_its_writer(daemon, size):
+    """The daemon goes on, and a new child fills new rings."""
+    pid, name = daemon.child("daemon"), "gpuwatch_gpu_power_watts"
+    wait_for(lambda: daemon.value(name, 'gpu="0"'))
+    path = max(ring_directory(daemon.runtime).glob("state.*.ring"), key=os.path.getmtime)
+    before = {ring.name for ring in path.parent.glob("state.*.ring")}
+    os.truncate(path, size)
+    wait_for(lambda: {ring.name for ring in path.parent.glob("state.*.ring")} - before)
+    wait_for(lambda: daemon.value(name, 'gpu="0"'))
+    assert daemon.child("daemon") == pid
