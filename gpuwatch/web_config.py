@@ -1,27 +1,22 @@
 """The web config file: certificates, passwords and headers, as Prometheus' exporters take them.
 
 The format is that of the exporter-toolkit (docs/web-configuration.md there). What of it cannot be
-done here is a fault, never passed over in silence. YAML is read without its types, every scalar as
-text, so that no document can make Python do anything.
+done here is a fault, never passed over in silence.
 """
 
 import hashlib
 import importlib.util
 import ipaddress
-import os
 import re
 import ssl
-import stat
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.toml import meant, short, written
+from gpuwatch.toml import short
+from gpuwatch.yaml_table import SWITCH, Table, content, document
 
-MAX_BYTES = 256 * 1024  # of any of the files
-NOTHING = ("", "~", "null")
-SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 CLIENTS = {
     "NoClientCert": ssl.CERT_NONE,
@@ -54,18 +49,16 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
 }
 # What the toolkit has beside that, and what to do instead.
-ELSEWHERE = {
-    "rate_limit": "not offered: --web.max-requests limits scrapes",
-    "tls_server_config.cert": "not offered: give cert_file",
-    "tls_server_config.key": "not offered: give key_file",
-    "tls_server_config.client_ca": "not offered: give client_ca_file",
-    "tls_server_config.curve_preferences": "not offered: leave it out",
+ELSEWHERE = {"rate_limit": "not offered: --web.max-requests limits scrapes"}
+TLS_ELSEWHERE = {
+    "cert": "not offered: give cert_file",
+    "key": "not offered: give key_file",
+    "client_ca": "not offered: give client_ca_file",
+    "curve_preferences": "not offered: leave it out",
 }
 SAN_KINDS = ("DNS", "email", "IP Address", "URI")  # as Python's ssl calls them
 _HASH = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
 MAX_COST = 16  # some 5 s; from 17 on a check takes longer than a scrape may
-
-_Value = TypeVar("_Value")
 
 
 class WebConfig(NamedTuple):
@@ -110,12 +103,12 @@ def read(path: Path) -> WebConfig:
     Raises ConfigError with one line for each fault.
     """
     faults: list[str] = []
-    contents = _content(path, "")
-    top = _Table(_document(path, contents), "", faults)
+    raw = content(path)
+    top = Table(document(path, raw), "", faults)
     tls, users, http = (
         top.table(key) for key in ("tls_server_config", "basic_auth_users", "http_server_config")
     )
-    top.rest()
+    top.rest(ELSEWHERE)
     http.choice("http2", SWITCH, default=True)  # HTTP/1.1 is all that is spoken
     headers = _headers(http.table("headers"))
     http.rest()
@@ -124,7 +117,7 @@ def read(path: Path) -> WebConfig:
     named: dict[str, bytes] = {}
     for key, file in paths.items():
         try:
-            named[key] = _content(file, f"tls_server_config.{key}: ")
+            named[key] = content(file, f"tls_server_config.{key}: ")
         except ConfigError as fault:
             faults.append(str(fault))
     sans = tls.texts("client_allowed_sans")
@@ -137,7 +130,7 @@ def read(path: Path) -> WebConfig:
     return WebConfig(
         path=path,
         named=paths,
-        digest=hashlib.sha256(repr((contents, named)).encode()).digest(),
+        digest=hashlib.sha256(repr((raw, named)).encode()).digest(),
         tls=context,
         allowed_sans=frozenset(map(_san, sans)),
         headers=headers,
@@ -155,104 +148,7 @@ def checked(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-class _Table:
-    """A mapping of the file. What is wrong with it is added to `faults`, as `key: what`."""
-
-    def __init__(self, value: Any, where: str, faults: list[str]) -> None:
-        self.where = where
-        self.faults = faults
-        self._known: list[str] = []
-        self.given: dict[str, Any] = {}
-        if isinstance(value, dict):
-            self.given = value
-        elif value not in NOTHING:
-            self.fault("", "must have keys below it")
-
-    def fault(self, key: str, text: str) -> None:
-        where = ".".join(part for part in (self.where, key and written(key)) if part)
-        self.faults.append(f"{where}: {text}" if where else text)
-
-    def table(self, key: str) -> "_Table":
-        self._known.append(key)
-        return _Table(self.given.get(key, ""), f"{self.where}.{key}".lstrip("."), self.faults)
-
-    def text(self, key: str) -> str:
-        """Return a key's text, "" if it is not there."""
-        self._known.append(key)
-        value = self.given.get(key, "")
-        if isinstance(value, str) and value.isprintable():
-            return value
-        self.fault(key, f"must be text, not {short(value)}")
-        return ""
-
-    def choice(self, key: str, values: Mapping[str, _Value], default: _Value) -> _Value:
-        text = self.text(key)
-        found = values.get(text.lower() if values is SWITCH else text)
-        if found is None and text:
-            self.fault(key, f"{short(text)}: give one of {', '.join(values)}")
-        return default if found is None else found
-
-    def texts(self, key: str) -> list[str]:
-        """Return a key's list of texts, [] if it is not there."""
-        self._known.append(key)
-        value = self.given.get(key, "")
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
-            return value
-        if value not in NOTHING:
-            self.fault(key, f"must be a list of texts, not {short(value)}")
-        return []
-
-    def rest(self) -> None:
-        """Report the keys that nobody has asked for."""
-        for key in (key for key in self.given if key not in self._known):
-            instead = ELSEWHERE.get(f"{self.where}.{key}".lstrip("."))
-            self.fault(key, instead or f"unknown key ({meant(key, self._known)})")
-
-
-def _content(path: Path, where: str) -> bytes:
-    try:
-        # A pipe must not hold up who opens it.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{where}{path}: not a file")
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{where}{path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{where}{path}: larger than {MAX_BYTES} bytes: give another file")
-    return content
-
-
-def _document(path: Path, content: bytes) -> Any:
-    import yaml  # here, so that nobody else needs it
-
-    class Loader(yaml.BaseLoader):
-        def construct_mapping(
-            self, node: yaml.MappingNode, deep: bool = False
-        ) -> dict[Hashable, Any]:
-            seen = set()
-            for key_node, _ in node.value:
-                key = self.construct_object(key_node, deep=True)
-                if not isinstance(key, str) or key in seen:
-                    what = "given twice" if isinstance(key, str) else "no key"
-                    line = key_node.start_mark.line + 1
-                    raise ConfigError(f"{path}:{line}: {short(key)}: {what}")
-                seen.add(key)
-            return super().construct_mapping(node, deep)
-
-    try:
-        return yaml.load(content.decode("utf-8-sig"), Loader) or ""  # noqa: S506 - no types: see above
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not YAML: {error.problem or error.context}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path}: not YAML in UTF-8: save the file as such") from error
-
-
-def _tls(table: _Table, paths: Mapping[str, Path], named: Mapping[str, bytes]) -> ssl.SSLContext:
+def _tls(table: Table, paths: Mapping[str, Path], named: Mapping[str, bytes]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     low = table.choice("min_version", VERSIONS, ssl.TLSVersion.TLSv1_2)
@@ -272,7 +168,7 @@ def _tls(table: _Table, paths: Mapping[str, Path], named: Mapping[str, bytes]) -
         low = ssl.TLSVersion.TLSv1_3
     context.minimum_version, context.maximum_version = low, high
     context.verify_mode = _clients(table, "client_ca_file" in paths)
-    table.rest()
+    table.rest(TLS_ELSEWHERE)
     for key in ("cert_file", "key_file"):
         if key not in paths:
             table.fault(key, "missing: give a file in PEM format")
@@ -281,7 +177,7 @@ def _tls(table: _Table, paths: Mapping[str, Path], named: Mapping[str, bytes]) -
     return context
 
 
-def _clients(table: _Table, has_authorities: bool) -> ssl.VerifyMode:
+def _clients(table: Table, has_authorities: bool) -> ssl.VerifyMode:
     key = "client_auth_type"
     if table.given.get(key) in UNVERIFIED:
         kind = table.text(key)
@@ -296,7 +192,7 @@ def _clients(table: _Table, has_authorities: bool) -> ssl.VerifyMode:
 
 
 def _load(
-    table: _Table, context: ssl.SSLContext, paths: Mapping[str, Path], named: Mapping[str, bytes]
+    table: Table, context: ssl.SSLContext, paths: Mapping[str, Path], named: Mapping[str, bytes]
 ) -> None:
     """Load certificate, key and authorities into the context."""
     told = len(table.faults)
@@ -331,7 +227,7 @@ def _reason(error: OSError) -> str:
     return str(reason).replace("_", " ").lower()
 
 
-def _headers(table: _Table) -> dict[str, str]:
+def _headers(table: Table) -> dict[str, str]:
     """Return the headers to add; a blank one is not set."""
     headers = {}
     for name, allowed in HEADERS.items():
@@ -346,7 +242,7 @@ def _headers(table: _Table) -> dict[str, str]:
     return headers
 
 
-def _users(table: _Table) -> dict[bytes, bytes]:
+def _users(table: Table) -> dict[bytes, bytes]:
     users = {}
     for name, value in table.given.items():
         text = value if isinstance(value, str) else ""

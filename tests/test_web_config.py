@@ -4,6 +4,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import bcrypt
 import pytest
@@ -204,11 +205,15 @@ def test_all_faults_are_told_at_once(write):
     assert len(faults(write(text))) == 5
 
 
-def test_a_file_that_is_a_pipe_holds_up_nobody(folder):
-    """It is refused at once."""
+def test_what_is_no_file_holds_up_nobody_and_holds_nothing_open(folder):
+    """A pipe or a directory is refused at once, however often it is tried."""
     pipe = folder / "pipe"
     subprocess.run(["mkfifo", pipe], check=True)
-    assert faults(pipe) == ["not a file"]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        assert faults(pipe) == ["not a file"]
+        assert faults(folder) == ["cannot be read: Is a directory"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_key_file_that_is_missing_is_told_by_config_and_flag(write, monkeypatch, folder):
