@@ -33,12 +33,12 @@ def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     facts[HOST] |= {name: float(value) for name, value in host.items() if value is not None}
     for gpu, links in links_expected(daemon).items():
         facts[gpu] = {"gpu_nvlink_links_expected": float(links)}
-    for entity, values in _canaries(daemon).items():
+    for entity, values in canaries(daemon).items():
         facts.setdefault(entity, {}).update(values)
     return facts
 
 
-def _canaries(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
+def canaries(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     """Return what canaries said of GPUs and host, and of which GPUs they say nothing any more."""
     gpus = by_uuid(daemon)
     facts = daemon.baseline.facts(gpus)

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,13 @@ from gpuwatch.alerts import AlertEngine
 from gpuwatch.baseline import Baseline
 from gpuwatch.baseline_table import EPOCHS_KEPT, READINGS_KEPT
 from gpuwatch.canary_reading import UNITS, CanaryReading
+from gpuwatch.clock import monotonic_ns
+from gpuwatch.facts import canaries, in_trouble
+from gpuwatch.idle import IdleTime
+from gpuwatch.rules import RULES
 from gpuwatch.rules import canary as canary_rules
 from gpuwatch.signals import HOST, Entity
+from gpuwatch.source import EntityInfo
 from gpuwatch.store import Store
 
 CN_07 = Path(__file__).parent / "data/cases/CN-07/runs.json"
@@ -686,3 +692,61 @@ def test_a_running_daemon_takes_an_import_and_alerts(tmp_path, capsys):
         file.write_text("{}")
         code, _, err = command(capsys, "import", file, *where)
         assert (code, err.count("\n")) == (64, 1)
+
+
+class Stub:
+    """What facts ask of a daemon: two GPUs, idle for a quarter of an hour."""
+
+    def __init__(self):
+        self.feed = SimpleNamespace(
+            entities=[
+                EntityInfo(Entity("gpu", "0"), {"uuid": "GPU-0"}),
+                EntityInfo(Entity("gpu", "1"), {"uuid": "GPU-1"}),
+                EntityInfo(Entity("gpu", "2"), {}),  # it does not say who it is
+                EntityInfo(HOST, {}),
+            ]
+        )
+        self.engine = AlertEngine(RULES, {}, None, "")
+        self.baseline = Baseline(Store(None), lambda about: in_trouble(self, about))
+        self.idle = IdleTime()
+        self.canaries_stuck = None
+        self.started_ns = monotonic_ns() - 2 * 86_400 * SECOND
+        self.ticks = ()
+        for second in range(900):
+            columns = {"gpu_utilization_ratio": 0.0, "gpu_processes": 0.0}
+            made = node(second * SECOND, {GPUS["GPU-0"]: columns}, length_ns=SECOND)
+            self.idle.look(made, GPUS.values())
+
+
+def test_a_canary_is_overdue_on_a_gpu_that_had_time_for_one():
+    """A day after the last reading, or after the start; nothing while canaries may not run."""
+    stub = Stub()
+    assert canaries(stub) == {}
+    stub.canaries_stuck = 0
+    facts = canaries(stub)
+    assert facts[HOST] == {"canary_stuck": 0.0}
+    assert facts[GPUS["GPU-0"]]["canary_overdue_seconds"] == pytest.approx(2 * 86_400, abs=60)
+    assert facts[GPUS["GPU-1"]]["canary_overdue_seconds"] == 0.0
+    assert Entity("gpu", "2") not in facts
+    assert firing(judged(facts)) == {"canary_stale"}
+    stub.baseline.add(reading(time=time.time() - 3600))
+    stub.canaries_stuck = 2
+    facts = canaries(stub)
+    assert facts[GPUS["GPU-0"]]["canary_overdue_seconds"] == pytest.approx(3600, abs=60)
+    assert firing(judged(facts)) == {"canary_stuck"}
+
+
+def test_trouble_is_an_alert_of_warning_or_worse_about_the_gpu():
+    """A power cap is none, and the neighbour's is not ours; the host has all of it."""
+    cases = [
+        ({LOSS.format("pcie"): 0.03}, "GPU-0", True),
+        ({LOSS.format("pcie"): 0.03}, "GPU-1", False),
+        ({LOSS.format("pcie"): 0.03}, "GPU-9", False),
+        ({LOSS.format("pcie"): 0.01}, "GPU-0", False),
+        ({"canary_overdue_seconds": 1e6}, "GPU-0", False),
+    ]
+    for facts, uuid, expected in cases:
+        stub = Stub()
+        judged({GPUS["GPU-0"]: facts}, engine=stub.engine)
+        assert in_trouble(stub, Entity("gpu", uuid)) == expected
+        assert in_trouble(stub, HOST) == (facts == {LOSS.format("pcie"): 0.03})

@@ -1,12 +1,14 @@
 """`gpuwatch baseline`: what canaries gave before, to look at, to keep and to take back."""
 
 import json
+import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from gpuwatch import baseline, baseline_file, baseline_table, control, database
@@ -168,13 +170,7 @@ def _import(path: Path, arguments: Namespace, daemon: Path | None) -> int:
     """Have the daemon take the file; where none runs, write to its state directly."""
     courses = baseline_file.load(arguments.file)  # a fault of the file is told before all else
     if daemon is not None:
-        message = {
-            "command": "import_baselines",
-            "path": str(arguments.file.absolute()),
-            "replace": arguments.replace,
-        }
-        answer = control.request(daemon, message, TIMEOUT_SECONDS)
-        taken, left = answer["taken"], answer["left"]
+        taken, left = _hand_over(path.parent, arguments, daemon)
     else:
         store = Store(path)
         taken, left = baseline.Baseline(store).take(courses, replace=arguments.replace)
@@ -182,6 +178,34 @@ def _import(path: Path, arguments: Namespace, daemon: Path | None) -> int:
         store.close()
         if fault:
             raise StateError(fault)
+        _give_to_owner(path)
     more = f", {left} stay as they are (--replace)" if left else ""
     print(f"{arguments.file}: {taken} baselines imported{more}")
     return PASS
+
+
+def _hand_over(state: Path, arguments: Namespace, daemon: Path) -> tuple[int, int]:
+    """Have the daemon read a copy in its own directory: a service sees no other's files."""
+    try:
+        with NamedTemporaryFile(dir=state, prefix="import-", suffix=".json") as copy:
+            copy.write(arguments.file.read_bytes())
+            copy.flush()
+            _give_to_owner(Path(copy.name))
+            message = {
+                "command": "import_baselines",
+                "path": copy.name,
+                "replace": arguments.replace,
+            }
+            answer = control.request(daemon, message, TIMEOUT_SECONDS)
+    except OSError as error:
+        raise ConfigError(f"{state}: cannot be written: {error.strerror}: run as root") from error
+    if answer["fault"]:
+        raise StateError(answer["fault"])
+    return answer["taken"], answer["left"]
+
+
+def _give_to_owner(path: Path) -> None:
+    """Have a file that root made belong to whom the state directory belongs."""
+    owner = path.parent.stat()
+    if os.geteuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
