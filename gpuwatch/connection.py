@@ -165,6 +165,12 @@ class _Tls(SSLProtocol):
         self._connections.heard(self)
         super().buffer_updated(nbytes)
 
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        if handshake_exc is not None:
+            # Its alert says why, as that a certificate is missing; asyncio would drop it.
+            self._process_outgoing()  # type: ignore[attr-defined]
+        super()._on_handshake_complete(handshake_exc)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.ended(self)
         super().connection_lost(exc)

@@ -233,17 +233,19 @@ def test_off_loopback_a_password_opens_everything(pages, write, authority):
 
 
 def test_a_client_certificate_opens_everything(pages, write, authority, stranger):
-    """Without one, or with a stranger's, there is not even an answer."""
+    """Without one, or with a stranger's, there is not even an answer, but the reason."""
     known, unknown = authority.client("prometheus"), authority.client()
     file = write(MUTUAL % "RequireAndVerifyClientCert")
     with serving(pages, "0.0.0.0", config_file=file) as port:
         for address in ("127.0.0.1", *elsewhere()):
             assert seen(port, known, host=address) == set(PATHS)
-            assert refused(port, unknown, host=address)
+            with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+                ask(port, "/metrics", unknown, host=address)
         unknown.load_cert_chain(
             stranger.directory / "prometheus.pem", stranger.directory / "prometheus.key"
         )
-        assert refused(port, unknown)
+        with pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+            ask(port, "/metrics", unknown)
         server = authority.client("node")  # is for servers
         assert refused(port, server)
 

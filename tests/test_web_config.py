@@ -13,6 +13,7 @@ from certificates import Authority, openssl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuwatch.commands.check_web import weaknesses
 from gpuwatch.config import load
 from gpuwatch.errors import ConfigError
 from gpuwatch.web_config import CIPHERS, CLIENTS, HEADERS, VERSIONS, read
@@ -244,6 +245,17 @@ def test_run_with_a_faulty_file_ends_with_64(write, tmp_path):
     )
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert "web.yml: basic_auth_users.anna: no bcrypt hash: make one with" in done.stderr
+
+
+def test_passwords_that_cross_the_network_in_plain_are_a_weakness(write, folder):
+    """TLS mends it, and on loopback there is nothing to mend."""
+    web, near = read(write(f"basic_auth_users: {{anna: {HASH}}}")), ["127.0.0.1:1", "[::1]:2"]
+    web.path.chmod(0o600)
+    assert list(weaknesses(web, near)) == []
+    (told,) = weaknesses(web, [*near, ":9973"])
+    assert told == ":9973: passwords cross the network unencrypted: add tls_server_config"
+    encrypted = read(write(TLS % "" + f"basic_auth_users: {{anna: {HASH}}}"))
+    assert list(weaknesses(encrypted, [":9973"])) == []
 
 
 def test_without_bcrypt_only_passwords_are_missed(write, monkeypatch):
