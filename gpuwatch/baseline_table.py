@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpuwatch.canary_reading import CanaryReading, Shape
+from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.database import Connection
 from gpuwatch.judgement import Course
 from gpuwatch.signals import Entity
 
 READINGS_KEPT = 500  # of each course: ten days of every half hour
 EPOCHS_KEPT = 5  # environments of each canary on each GPU
-KEPT_SECONDS = 400 * 86_400.0  # of GPUs that are gone
+COURSES_KEPT = 2000  # of all GPUs that ever were here
 
 KEY = ("entity_kind", "entity_id", *Shape._fields, "environment")
 MEASURED = (
@@ -108,7 +108,8 @@ def load(file: Connection) -> list[Entry]:
         number, kind, identifier, *shape, environment, model, newest, state = row
         try:
             course = Course.from_json(json.loads(state))
-            json.loads(environment)
+            if not isinstance(json.loads(environment), dict) or shape[0] not in UNITS:
+                continue
             entry = Entry(Entity(kind, identifier), Shape(*shape), environment, model, newest)
         except (ValueError, TypeError, KeyError):
             continue
@@ -184,13 +185,18 @@ def save(file: Connection, entry: Entry, readings: Iterable[tuple[CanaryReading,
 
 
 def _forget_epochs(file: Connection, entry: Entry) -> None:
-    """Remove environments of the canary that are long past, and GPUs that are long gone."""
+    """Remove environments of the canary that are long past, and GPUs that are long gone.
+
+    By number and not by age: a clock that is years ahead for a while must not cost baselines.
+    """
     alike = " AND ".join(f"{name} = ?" for name in KEY[:-1])
     gone = file.execute(
         f"""
-        DELETE FROM canary_courses WHERE newest < ? OR ({alike} AND id NOT IN (
-            SELECT id FROM canary_courses WHERE {alike} ORDER BY newest DESC LIMIT ?))""",  # noqa: S608
-        (entry.newest - KEPT_SECONDS, *entry.key[:-1], *entry.key[:-1], EPOCHS_KEPT),
+        DELETE FROM canary_courses WHERE
+        ({alike} AND id NOT IN (
+            SELECT id FROM canary_courses WHERE {alike} ORDER BY newest DESC LIMIT ?))
+        OR id NOT IN (SELECT id FROM canary_courses ORDER BY newest DESC LIMIT ?)""",  # noqa: S608
+        (*entry.key[:-1], *entry.key[:-1], EPOCHS_KEPT, COURSES_KEPT),
     ).rowcount
     if gone:
         file.execute(

@@ -244,10 +244,17 @@ class Course:
             if len(self.days) >= FIRST_DAYS:
                 self.reference = max(self.reference or 0.0, median(self.days))
         self.today.append(look)
-        if self.reference is not None and self.learned >= LEARNED:
-            level = median(look.speed for look in self.accepted)
-            if 1 - level / self.reference >= CREEP_LOSS:
-                self.alarm = "creep"
+        if self._has_crept():
+            self.alarm = "creep"
+
+    def _has_crept(self) -> bool:
+        if self.reference is None or self.learned < LEARNED or len(self.recent) < LAST:
+            return False
+        level = median(look.speed for look in self.accepted)
+        # The last looks, too: the baseline follows slowly when the loss is over.
+        now = merged(self.recent).speed
+        lost, lost_now = 1 - level / self.reference, 1 - now / self.reference
+        return lost >= CREEP_LOSS and lost_now >= CREEP_CLEAR_LOSS
 
 
 def scatter(values: Sequence[float]) -> tuple[float, float]:

@@ -337,10 +337,12 @@ def test_a_damaged_file_is_put_aside_and_canaries_go_on(path):
 def test_a_course_that_is_damaged_begins_anew(path):
     """One that cannot be read takes none of the others with it."""
     store = Store(path)
-    Canaries(store).run(10, gpus=("GPU-0", "GPU-1"))
+    Canaries(store).run(10, gpus=list(GPUS)[:4])
     store.close()
     with sqlite3.connect(path) as file:
         file.execute("UPDATE canary_courses SET state = '{}' WHERE entity_id = 'GPU-0'")
+        file.execute("UPDATE canary_courses SET canary = 'burn' WHERE entity_id = 'GPU-2'")
+        file.execute("UPDATE canary_courses SET environment = '[]' WHERE entity_id = 'GPU-3'")
     file.close()
     store = Store(path)
     node = Canaries(store)

@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gpuwatch.judgement import (
+    CLEAR_LOSS,
+    CREEP_CLEAR_LOSS,
+    CREEP_LOSS,
     LEARNED,
+    LEARNING_LOSS,
     LOOK_READINGS,
+    LOSS,
     RETEST_SECONDS,
     SEED,
     SIGMA_FLOOR,
+    SIGMAS,
+    SLACK,
+    SLACK_SIGMAS,
+    STEP_SIGMAS,
+    SUM_SIGMAS,
     WINDOW,
     Course,
     Point,
@@ -201,7 +211,8 @@ def test_what_creeps_is_caught_by_the_reference():
     assert runs.course.reference == pytest.approx(reference, rel=0.005)
     assert 0.028 <= runs.opinion.loss <= 0.04
     assert 14 <= day <= 18
-    assert runs.run(8).kind == "normal"
+    assert [runs.run().kind for _ in range(4)] == ["regression"] * 3 + ["normal"]
+    assert {runs.run().kind for _ in range(100)} == {"normal"}
 
 
 def test_two_months_of_a_sound_gpu_are_quiet():
@@ -209,6 +220,16 @@ def test_two_months_of_a_sound_gpu_are_quiet():
     runs = Runs(3, cv=0.01)
     kinds = {runs.run().kind for _ in range(48 * 60)}
     assert "regression" not in kinds
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_neighbours_that_nobody_saw_are_no_regression(seed):
+    """3 % of the runs are 3 to 15 % slow, half of their retests as well: 5 days are quiet."""
+    runs, random = Runs(seed), np.random.default_rng(seed)
+    for _ in range(48 + 240):
+        slow = 1 - random.uniform(0.03, 0.15) if random.random() < 0.03 else 1.0
+        again = slow if random.random() < 0.5 else 1.0
+        assert runs.run(1, slow, again=again).kind != "regression"
 
 
 def test_a_frozen_baseline_is_judged_and_not_moved():
@@ -259,6 +280,40 @@ def test_what_is_no_course_is_refused(damage):
         Course.from_json({})
 
 
-def test_learning_has_a_length():
-    """The limits of the seed and of learning are what the documents say."""
-    assert (SEED, LEARNED, WINDOW) == (6, 20, 48)
+@pytest.mark.parametrize("seed", range(6))
+def test_many_small_losses_add_up(seed):
+    """At a scatter of 1 % hardly a look is low by itself when 3 % are lost; their sum is."""
+    runs = Runs(seed, cv=0.01)
+    runs.run(60)
+    found = [runs.run(1, 0.97).kind for _ in range(14)]
+    assert found.count("suspect") < 10
+    assert found[-1] == "regression"
+
+
+def test_a_wide_scatter_does_not_add_up():
+    """A canary that scatters by 6 % finds less, and is hardly a nuisance: 2 windows of 12 at most."""
+
+    def is_noisy(seed):
+        runs = Runs(seed, cv=0.06)
+        return any(runs.run().kind == "regression" for _ in range(240))
+
+    assert sum(map(is_noisy, range(12))) <= 2
+
+
+def test_a_few_values_show_less_scatter_than_there_is():
+    """Six that happen to be alike do not make the seventh an outlier; many do."""
+    few, many = Course(), Course()
+    for number in range(WINDOW):
+        speed = 1.0 + 0.01 * (-1) ** number
+        many.push(Point(number * PERIOD, speed))
+        if number < SEED:
+            few.push(Point(number * PERIOD, speed))
+    assert few.baseline().sigma > 1.5 * many.baseline().sigma
+
+
+def test_the_documents_limits():
+    """The numbers that docs/baselines.md tells."""
+    assert (SEED, LEARNED, WINDOW, LOOK_READINGS) == (6, 20, 48, 3)
+    assert (LOSS, LEARNING_LOSS, SIGMAS, SIGMA_FLOOR) == (0.02, 0.05, 3.5, 0.005)
+    assert (CLEAR_LOSS, CREEP_LOSS, CREEP_CLEAR_LOSS) == (0.01, 0.03, 0.02)
+    assert (SLACK, SLACK_SIGMAS, STEP_SIGMAS, SUM_SIGMAS) == (0.015, 1.25, 2.0, 8.0)
