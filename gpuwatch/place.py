@@ -13,7 +13,9 @@ from gpuwatch.takes import SUFFIX
 if TYPE_CHECKING:
     from gpuwatch.feed import Feed
 
-NAME = re.compile(r"[^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,250}")
+NAME = re.compile(  # that an address can have, too
+    r"[^/.\x00-\x1f\x7f\ud800-\udfff][^/\x00-\x1f\x7f\ud800-\udfff]{0,250}"
+)
 
 
 class Place(NamedTuple):

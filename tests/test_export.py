@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.extract import Choice, full_names
 from gpuwatch.history import History
 from gpuwatch.history_writer import Batch, HistoryWriter
+from gpuwatch.paths import BUNDLED_RECORDING
 from gpuwatch.recording import RecordingReader, RecordingWriter
 from gpuwatch.recording_extract import RecordingExtract
 from gpuwatch.ring import RingSchema
@@ -777,3 +779,31 @@ def test_every_export_is_in_the_list():
     folder = Path(exports.__file__).parent
     assert sorted(exports.EXPORTS) == sorted(path.stem for path in folder.glob("[!_]*.py"))
     assert [exports.load(name).name for name in exports.EXPORTS] == list(exports.EXPORTS)
+
+
+def test_force_is_no_reason_to_take_what_no_export_made(tmp_path, capsys):
+    """A device, a pipe or the recording itself stays as it is; of a link the link is replaced."""
+    recording, pipe, link = tmp_path / "r.gwr", tmp_path / "pipe", tmp_path / "link"
+    shutil.copy(BUNDLED_RECORDING, recording)
+    os.mkfifo(pipe)
+    for output, told in ((pipe, "not a file"), (recording, "is what is exported")):
+        words = ["export", str(recording), "--to", "perfetto", "--output", str(output), "--force"]
+        assert cli.main(words) == 64
+        assert told in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert recording.read_bytes() == BUNDLED_RECORDING.read_bytes()
+    made = tmp_path / "made"
+    words = ["export", str(recording), "--to", "csv", "--output"]
+    assert cli.main([*words, str(made)]) == 0
+    link.symlink_to(made)
+    assert cli.main([*words, str(link), "--force"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "made", "pipe", "r.gwr"]
+
+
+def test_a_disk_that_is_read_only_is_told(small, disk, capsys):
+    """In one line, also where nothing was made that could be removed."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert cli.main(["export", str(small), "--to", "csv", "--output", str(disk / "x")]) == 64
+    told = capsys.readouterr().err
+    assert "Read-only file system" in told
+    assert told.count("\n") == 1

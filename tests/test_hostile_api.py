@@ -78,6 +78,16 @@ def test_a_foreign_recording_leaves_the_others_in_the_list(daemon, alert):
     assert [one["name"] for one in told["recordings"]] == ["h200.gwr"]
 
 
+@pytest.mark.parametrize("name", [b"bad\xff.gwr", b"\xed\xa0\x80.gwr"])
+def test_a_file_that_no_page_can_ask_for_is_not_in_the_list(daemon, name):
+    """A browser has no address for a name that is no text, and would give up on the whole list."""
+    path = daemon.state / "recordings" / os.fsdecode(name)
+    shutil.copy(BUNDLED_RECORDING, path)
+    status, told = asked(daemon, "recordings")
+    assert status == 200
+    assert path.name not in [one["name"] for one in told["recordings"]]
+
+
 @pytest.mark.parametrize("size", [0, 8192])
 def test_a_ring_that_is_cut_off_ends_nobody_but_its_writer(daemon, size):
     """The daemon goes on, and a new child fills new rings."""

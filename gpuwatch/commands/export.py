@@ -107,7 +107,7 @@ class Export:
         if stream and arguments.to != "csv":
             raise ConfigError(f"--output -: a stream is csv alone, not {arguments.to}: give a path")
         if not stream:
-            _check_output(output, arguments.force)
+            _check_output(output, _path(arguments), arguments.force)
         extract = _extract(arguments)
         if stream:
             _stream(extract)
@@ -178,7 +178,7 @@ def _wall_ns(given: When | None, end_ns: int, otherwise: int) -> int:
     return end_ns - given.ns if given.is_before_end else given.ns
 
 
-def _check_output(output: Path, force: bool) -> None:
+def _check_output(output: Path, read: Path, force: bool) -> None:
     """Raise ConfigError if the output cannot be made, or would take the place of something else."""
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: no such directory as {output.parent}: make it")
@@ -186,6 +186,10 @@ def _check_output(output: Path, force: bool) -> None:
         return
     if not force:
         raise ConfigError(f"--output {output}: exists: give another path, or --force")
+    if not (output.is_symlink() or output.is_file() or output.is_dir()):  # such as /dev/null
+        raise ConfigError(f"--output {output}: not a file nor a directory: give another path")
+    if read.exists() and output.exists() and output.samefile(read):
+        raise ConfigError(f"--output {output}: is what is exported: give another path")
     others = _others(output) if output.is_dir() else []
     if others:
         raise ConfigError(
@@ -226,10 +230,11 @@ def _made(output: Path) -> Iterator[Path]:
         ) from error
     finally:
         for left in (temporary, replaced):
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink(missing_ok=True)
+            with suppress(OSError):  # nothing can be made on what is read only, nor removed
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink(missing_ok=True)
 
 
 def _sync(*paths: Path) -> None:
