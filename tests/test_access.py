@@ -478,7 +478,7 @@ def test_a_scrape_that_is_not_read_gives_its_place_back(pages, monkeypatch, capl
 
 def test_handshakes_that_never_end_hold_up_nobody(pages, write, authority, monkeypatch):
     """The oldest makes room for one more connection, and after a while all are cut off."""
-    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 2)
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 1)
     with (
         serving(pages, config_file=write(TLS % ""), connections=8) as port,
         contextlib.ExitStack() as stack,
