@@ -291,7 +291,7 @@ def test_many_small_losses_add_up(seed):
 
 
 def test_a_wide_scatter_does_not_add_up():
-    """A canary that scatters by 6 % finds less, and is hardly a nuisance: 2 windows of 12 at most."""
+    """A canary that scatters by 6 % finds less, and is a nuisance in 2 windows of 12 at most."""
 
     def is_noisy(seed):
         runs = Runs(seed, cv=0.06)
