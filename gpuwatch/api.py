@@ -94,12 +94,12 @@ class Api:
                 raise RequestError("time: give the recording that it is a time of")
             return Response(self._status_text(), headers=JSON)
         when = asked.number("time") if "time" in request.query_params else None
-        return await self._read(self._kept, what="status", recording=name, time=when)
+        return await self._read(self._kept, request, what="status", recording=name, time=when)
 
     async def _columns(self, request: Request) -> Response:
         name = _Query(request, ("recording",)).recording
         reader = self._live if name is None else self._kept
-        return await self._read(reader, what="columns", recording=name)
+        return await self._read(reader, request, what="columns", recording=name)
 
     async def _series(self, request: Request) -> Response:
         asked = _Query(request, ("signal", "entity", "start", "end", "points", "recording"))
@@ -109,6 +109,7 @@ class Api:
         recent = name is None and start >= time.time() - RECENT_SECONDS
         return await self._read(
             self._live if recent else self._kept,
+            request,
             what="series",
             recording=name,
             signals=signals,
@@ -120,7 +121,7 @@ class Api:
 
     async def _recordings(self, request: Request) -> Response:
         _Query(request, ())
-        return await self._read(self._kept, what="recordings")
+        return await self._read(self._kept, request, what="recordings")
 
     async def _recording(self, request: Request) -> Response:
         _Query(request, ())
@@ -129,11 +130,15 @@ class Api:
         path = await asyncio.to_thread(self._shown.place().path, name)
         return FileResponse(path, media_type="application/octet-stream", filename=name)
 
-    async def _read(self, reader: ReaderChild, **request: Any) -> Response:
+    async def _read(self, reader: ReaderChild, client: Request, **asked: Any) -> Response:
         place = self._shown.place()
-        if request["what"] != "status":
+        if asked["what"] != "status":
             place = place._replace(rules={})
-        status, body = await reader.ask({**request, "place": place.to_json()})
+        gone = asyncio.ensure_future(_gone(client.receive))
+        try:
+            status, body = await reader.ask({**asked, "place": place.to_json()}, gone)
+        finally:
+            gone.cancel()
         return Response(body, status, JSON)
 
     async def _stream(self, request: Request) -> Response:

@@ -49,16 +49,29 @@ class ReaderChild:
         """CPU time up to the newest answer, of all processes there were."""
         return sum(self._cpu_seconds)
 
-    async def ask(self, request: Mapping[str, Any]) -> Answer:
-        """Return the answer to a request. Raises RequestError if there is none."""
+    async def ask(
+        self, request: Mapping[str, Any], gone: asyncio.Future[None] | None = None
+    ) -> Answer:
+        """Return the answer to a request. Raises RequestError if there is none.
+
+        Whoever is `gone` before it is their turn is not waited for: nothing is read for them.
+        """
         if self._waiting >= WAITING or self._closed:
             raise RequestError("reader: too many requests at once: ask again later", 503)
         self._waiting += 1
+        turn = asyncio.ensure_future(self._lock.acquire())
+        either: list[asyncio.Future[Any]] = [turn] if gone is None else [turn, gone]
         try:
-            async with self._lock:
-                return await self._asked(json.dumps(request).encode() + b"\n")
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if gone is not None and gone.done():
+                raise RequestError("reader: who asked is gone", 503)
+            return await self._asked(json.dumps(request).encode() + b"\n")
         finally:
             self._waiting -= 1
+            if turn.done():
+                self._lock.release()
+            else:
+                turn.cancel()
 
     async def _asked(self, line: bytes) -> Answer:
         if self._idle is not None:

@@ -68,6 +68,30 @@ def test_a_request_that_is_given_up_leaves_no_answer_for_the_next():
     asyncio.run(scenario())
 
 
+def test_nothing_is_read_for_who_is_gone():
+    """However many gave up while the reader was busy, the next one need not wait for them."""
+
+    async def scenario():
+        child = ReaderChild(30.0)
+        await child.ask(REQUEST)
+        (pid,) = readers(os.getpid())
+        os.kill(pid, signal.SIGSTOP)
+        first = asyncio.ensure_future(child.ask(REQUEST))
+        await asyncio.sleep(0.05)
+        gone = asyncio.get_running_loop().create_future()
+        others = [asyncio.ensure_future(child.ask(REQUEST, gone)) for _ in range(WAITING - 1)]
+        await asyncio.sleep(0)
+        gone.set_result(None)
+        told = await asyncio.gather(*others, return_exceptions=True)
+        assert {str(error) for error in told} == {"reader: who asked is gone"}
+        last = asyncio.ensure_future(child.ask(REQUEST))
+        os.kill(pid, signal.SIGCONT)
+        assert [(await answer).status for answer in (first, last)] == [200, 200]
+        await child.close()
+
+    asyncio.run(scenario())
+
+
 def test_the_end_does_not_wait_for_an_answer():
     """Who asked is told, the reader is killed, and none is started again."""
 
