@@ -29,6 +29,7 @@ NOISY = 0.03  # repetitions of one run that differ more are no evidence
 PEER_SECONDS = 6 * 3600.0  # a peer's reading that is older says nothing of now
 PEER_LOSS = 0.01  # less of it is no loss
 STALE_SECONDS = 7 * 86_400.0  # a course without a newer reading is not judged
+BY_CLOCK = ("matmul", "memory")  # copies over a link do not follow the SM clock
 UNSAVED = 1000  # readings that wait for a file that cannot be written
 
 
@@ -312,7 +313,8 @@ def add_reading(entry: Entry, reading: CanaryReading, *, frozen: bool) -> Opinio
     noisy = reading.spread is not None and reading.spread > NOISY
     if reading.speed is None or reading.result != "ok" or noisy:
         return Opinion("unknown")
-    point = Point(reading.time, reading.speed, reading.value_per_hertz, reading.clock_hertz)
+    per_hertz = reading.value_per_hertz if reading.canary in BY_CLOCK else None
+    point = Point(reading.time, reading.speed, per_hertz, reading.clock_hertz)
     return entry.course.push(point, frozen=frozen)
 
 

@@ -157,6 +157,15 @@ def test_every_canary_that_measures_has_a_baseline(canary):
     assert standing.loss == pytest.approx(0.07, abs=0.01)
 
 
+def test_the_clock_explains_what_follows_it():
+    """A copy over PCIe at a lower SM clock is slow for another reason."""
+    for canary, cause in (("matmul", "low_clock"), ("pcie", "")):
+        node = Canaries()
+        node.run(30, canary, clock_hertz=1.98e9)
+        judged = node.run(4, canary, share=0.93, clock_hertz=1.98e9 * 0.93)
+        assert (judged.kind, judged.cause) == ("regression", cause)
+
+
 def test_one_gpu_or_the_whole_node():
     """Seven siblings at their own usual speeds name the culprit; eight slow ones their room."""
     speeds = {gpu: 1 - 0.01 * number for number, gpu in enumerate(GPUS)}  # sound GPUs differ
