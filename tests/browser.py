@@ -35,6 +35,10 @@ KEYS = {
 }
 
 
+class Navigated(Exception):
+    """The page that was asked is gone, for another one has come."""
+
+
 class Browser:
     """One Chromium with one page; `problems` is what its console and its security policy say."""
 
@@ -112,6 +116,8 @@ class Browser:
         while True:
             told = self._receive(end - time.monotonic(), method)
             if told.get("id") == number:
+                if "navigated" in told.get("error", {}).get("message", ""):
+                    raise Navigated
                 assert "error" not in told, (method, told["error"])
                 result: dict[str, Any] = told["result"]
                 return result
@@ -157,7 +163,11 @@ class Browser:
     def open(self, url: str) -> None:
         """Go to a page; returns once its scripts run."""
         self.call("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete'")
+        end, ready = time.monotonic() + PATIENCE_SECONDS, False
+        while not ready:
+            assert time.monotonic() < end, f"{url}: {self.problems[-3:]}"
+            with contextlib.suppress(Navigated):
+                ready = self.run("document.readyState") == "complete"
 
     def run(self, script: str) -> Any:
         """Return what an expression, or the promise of one, comes to."""
