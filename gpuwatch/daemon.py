@@ -19,6 +19,7 @@ from gpuwatch.causes import Causes
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
+from gpuwatch.dcgm import Past
 from gpuwatch.errors import INTERNAL, ConfigError
 from gpuwatch.event_log import EventLog
 from gpuwatch.evidence import FlightRecorder
@@ -104,6 +105,7 @@ class Daemon:
         self.causes = Causes()
         self.presence = Presence()
         self._exposition = Exposition()
+        self._past = Past()
         self.events, self.events_shown = EventLog(EVENTS_KEPT), EventLog(EVENTS_SHOWN)
         self.ticks: tuple[Tick, ...] = ()
         self.ticks_closed = 0
@@ -320,6 +322,14 @@ class Daemon:
         """Return the newest page of metrics, compressed."""
         return self._shelf.metrics().compressed
 
+    def dcgm(self) -> bytes:
+        """Return the newest page under dcgm-exporter's names."""
+        return self._shelf.dcgm().plain
+
+    def dcgm_gzip(self) -> bytes:
+        """Return the newest page under dcgm-exporter's names, compressed."""
+        return self._shelf.dcgm().compressed
+
     def status(self) -> dict[str, Any]:
         """Return the newest status."""
         return self._shelf.status()
@@ -336,7 +346,7 @@ class Daemon:
         shown = snapshot(self)
         if shown.verdict is not None:
             self._keep_verdict(shown.verdict)
-        self._shelf.newest = Pages(shown, self._exposition)
+        self._shelf.newest = Pages(shown, self._exposition, self._past.add(shown))
         self._place = Place(
             rings=self.feed.ring_paths(),
             names=names_of(self.feed),

@@ -20,7 +20,7 @@ from gpuwatch.clock import SECOND_NS
 from gpuwatch.families import ENTITY_LABELS, FAMILIES, INFOS, MODES
 from gpuwatch.page import Line, Page, header, number
 from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
-from gpuwatch.snapshot import Snapshot
+from gpuwatch.snapshot import KMSG, Snapshot
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Durations, EventTotal, TimeShares
 from gpuwatch.verdict import WORDS
@@ -29,7 +29,6 @@ from gpuwatch.xid import MAIN_CODES
 log = logging.getLogger("gpuwatch.exposition")
 
 NAMESPACE = "gpuwatch_"
-KMSG = Entity("source", "kmsg")
 SERIES_LIMIT = 10_000
 KEPT_LINES = 4 * SERIES_LIMIT
 LOGGED_DUPLICATES = 100
@@ -215,11 +214,7 @@ class Exposition:
         source = snapshot.live(KMSG, "source_up")
         self._put(page, "kmsg_up", HOST, int(source.last) if source else None)
         xids = dict(snapshot.totals.xids)
-        gpus = [info.entity for info in snapshot.entities if info.entity.kind == "gpu"]
-        if not (source and source.last):
-            heard = [snapshot.live(gpu, "gpu_xid_events_heard") for gpu in gpus]
-            gpus = [gpu for gpu, window in zip(gpus, heard, strict=True) if window and window.last]
-        for gpu, code in itertools.product(gpus, MAIN_CODES):
+        for gpu, code in itertools.product(snapshot.xids_heard(), MAIN_CODES):
             xids.setdefault((gpu, str(code)), EventTotal())
         for (gpu, xid), total in xids.items():
             fragment = f"xid={quote(xid)}"

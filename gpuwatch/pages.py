@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from gpuwatch import dcgm
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Message, packets
 from gpuwatch.exposition import Exposition
@@ -24,17 +25,28 @@ FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every scrape must not fi
 
 
 class Pages:
-    """The pages of one snapshot; `exposition` is used by the web server's thread alone."""
+    """The pages of one snapshot; `exposition` is used by the web server's thread alone.
 
-    def __init__(self, shown: Snapshot, exposition: Exposition) -> None:
+    `before` are the counters of some seconds earlier, for rates.
+    """
+
+    def __init__(
+        self, shown: Snapshot, exposition: Exposition, before: dcgm.Counts | None = None
+    ) -> None:
         self.shown = shown
         self._exposition = exposition
+        self._before = before
         self._whole: Sequence[Message] | None = None
 
     @cached_property
     def metrics(self) -> Body:
         """The page of metrics."""
         return Body(self._exposition.render(self.shown))
+
+    @cached_property
+    def dcgm(self) -> Body:
+        """The page under dcgm-exporter's names."""
+        return Body(dcgm.render(self.shown, self._before))
 
     @cached_property
     def status(self) -> dict[str, Any]:
@@ -64,6 +76,11 @@ class Shelf:
     def metrics(self) -> Body:
         """Return the page of metrics."""
         body: Body = self._last("metrics")
+        return body
+
+    def dcgm(self) -> Body:
+        """Return the page under dcgm-exporter's names."""
+        body: Body = self._last("dcgm")
         return body
 
     def status(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Totals
 from gpuwatch.window import Tick, Window
 
+KMSG = Entity("source", "kmsg")
+
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
@@ -85,3 +87,12 @@ class Snapshot:
             if window is not None and window.covered_ns:
                 return window
         return None
+
+    def xids_heard(self) -> list[Entity]:
+        """Return the GPUs of whose Xid errors the kernel log tells, or else NVML's events."""
+        gpus = [info.entity for info in self.entities if info.entity.kind == "gpu"]
+        source = self.live(KMSG, "source_up")
+        if source and source.last:
+            return gpus
+        heard = [self.live(gpu, "gpu_xid_events_heard") for gpu in gpus]
+        return [gpu for gpu, window in zip(gpus, heard, strict=True) if window and window.last]

@@ -60,6 +60,12 @@ class Pages(Shown, Protocol):
     def metrics_gzip(self) -> bytes:
         """Return the newest metrics page compressed; `Body` does it once a page."""
 
+    def dcgm(self) -> bytes:
+        """Return the newest metrics page under dcgm-exporter's names."""
+
+    def dcgm_gzip(self) -> bytes:
+        """Return the same compressed."""
+
     def ready(self) -> bool:
         """Say whether the first window is closed."""
 
@@ -238,10 +244,16 @@ def application(pages: Pages, api: Api) -> ASGIApp:
     shown = _files()
 
     async def metrics(request: Request) -> Response:
+        under = request.query_params.get("format")
+        if under not in (None, "dcgm"):
+            return PlainTextResponse(
+                "format: give dcgm, or nothing for gpuwatch's own names\n", 400
+            )
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
         if not accepts_gzip(request.headers.getlist("accept-encoding")):
-            return _Page(pages.metrics(), headers=headers)
-        return _Page(pages.metrics_gzip(), headers={**headers, "Content-Encoding": "gzip"})
+            return _Page(pages.dcgm() if under else pages.metrics(), headers=headers)
+        body = pages.dcgm_gzip() if under else pages.metrics_gzip()
+        return _Page(body, headers={**headers, "Content-Encoding": "gzip"})
 
     async def healthy(request: Request) -> Response:
         return PlainTextResponse("healthy\n")

@@ -38,6 +38,14 @@ class _Pages:
         """Return the same, compressed."""
         return gzip.compress(b"")
 
+    def dcgm(self) -> bytes:
+        """Return no metrics, either."""
+        return b""
+
+    def dcgm_gzip(self) -> bytes:
+        """Return the same, compressed."""
+        return gzip.compress(b"")
+
     def ready(self) -> bool:
         """Return that there is something to show."""
         return True
