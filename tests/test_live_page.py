@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import signal
 from datetime import datetime
 
 import pytest
 from browser import CHROMIUM, Browser
-from running import Running, wait_for
+from running import Running, descendants, wait_for
 
 CONFIG = """
 [simulated]
@@ -224,6 +225,23 @@ def test_keys_choose_gpus_and_time(live):
     live.wait("!document.querySelector('#help').open")
 
 
+def test_what_is_not_there_yet_is_loading(live, node):
+    """No chart says that there was no reason for a low clock before anybody knows."""
+    readers = [pid for pid, line in descendants(node.process.pid) if "gpuwatch.reader" in line]
+    for pid in readers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        live.press(" ")
+        live.press("+")
+        live.wait("!document.querySelector('#loading').hidden")
+        assert live.text("#chart-clock .lanes") == ""
+    finally:
+        for pid in readers:
+            os.kill(pid, signal.SIGCONT)
+    live.wait("document.querySelector('#loading').hidden")
+    live.wait("document.querySelector('#chart-clock .lanes').innerText")
+
+
 def test_events_are_found(live):
     """The filter leaves the events that have all its words."""
     rows = "[...document.querySelectorAll('#event-rows tr')]"
@@ -270,6 +288,11 @@ def test_a_recording_opens_and_its_slider_chooses_the_moment(recording):
     recording.click("#slider-marks .mark")
     assert recording.text("#step").endswith("from recording")
     assert recording.run("document.querySelectorAll('#chart-clock .key').length") == 4
+    recording.run("document.activeElement.blur()")
+    moment = "document.querySelector('#slider-time').innerText"
+    before = recording.run(moment)
+    recording.press("ArrowRight")
+    recording.wait(f"{moment} !== {json.dumps(before)}")
 
 
 def test_what_the_node_says_is_text(live, node):

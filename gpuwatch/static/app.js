@@ -42,7 +42,11 @@ const seen = new IntersectionObserver(
 const actions = {
   zoomTo: (start, end) => (timeline.zoomTo(start, end), turn()),
   zoomBy: (factor) => (timeline.zoomBy(factor), turn()),
-  pan: (share) => (timeline.pan(share, status ? timeOf(status) : 0), turn()),
+  pan(share) {
+    if (replay && timeline.shownWhole) return replay.go(replay.time + Math.sign(share));
+    timeline.pan(share, status ? timeOf(status) : 0);
+    turn();
+  },
   back: () => (timeline.back() || timeline.whole(), turn()),
   span: (seconds) => (timeline.whole(seconds), turn()),
   pause: () => {
@@ -127,11 +131,15 @@ async function fetchAndDraw() {
   if (!signals.size) return;
   try {
     const entities = look.entities(columns, [...signals.keys()]);
-    await samples.fetch(signals, entities, grid);
+    const fetched = samples.fetch(signals, entities, grid);
+    byId("loading").hidden = !samples.loading;
+    await fetched;
     draw(visible, grid);
     showFault("");
   } catch (fault) {
     if (fault.name !== "AbortError") showFault(fault.message);
+  } finally {
+    byId("loading").hidden = true;
   }
 }
 

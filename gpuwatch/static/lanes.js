@@ -36,7 +36,7 @@ export function drawLanes(element, rows, grid, look, [left, width]) {
         h("canvas", { role: "img", "aria-label": `${text}: ${told(struck)} of the time shown` }),
       );
     }),
-    active.length
+    active.length || !rows.some((row) => row.mean.some((value) => value !== null))
       ? null
       : h("p", { class: "none", style: indent }, "No throttle reason in this time."),
   );

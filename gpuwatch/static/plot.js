@@ -101,9 +101,11 @@ export class Plot {
     }
     this.marks = this.look.limits(this.chart.limits, this.lines);
     for (const { value } of this.marks) high = Math.max(high, value);
-    if (high === -Infinity) high = this.chart.top ?? 1;
+    this.known = high !== -Infinity;
+    if (!this.known) high = this.chart.top ?? 1;
+    const floating = this.chart.floating && low !== Infinity;
     if (low === Infinity) low = 0;
-    if (this.chart.floating) [low, high] = [Math.floor(low - 2), high + (high - low) * 0.2 + 1];
+    if (floating) [low, high] = [Math.floor(low - 2), high + (high - low) * 0.2 + 1];
     else {
       high = this.chart.top ?? (high <= 0 ? (low < 0 ? 0 : 1) : high * 1.06);
       low = low < 0 ? low * 1.06 : 0;
@@ -160,7 +162,7 @@ export class Plot {
           ...axis,
           size: AXIS,
           space: 28,
-          values: (_, splits) => splits.map((one) => this._number(one)),
+          values: (_, splits) => splits.map((one) => (this.known ? this._number(one) : "")),
         },
       ],
       cursor: {

@@ -13,6 +13,7 @@ export class Samples {
     this.blocks = new Map(); // by signal: the grid, up to which step all is known, and the series
     this.recording = null;
     this.late = new Map();
+    this.loading = false; // whether a signal is fetched of which nothing is known on the grid
     this.sources = new Set(); // where what is shown came from: ring, history, recording
     this.abort = null;
   }
@@ -47,7 +48,12 @@ export class Samples {
     }
     const abort = (this.abort = new AbortController());
     const ask = (names, from) => names.length && this._ask(names, entities, grid, from, abort);
-    await Promise.all([ask(whole, grid.first), ask(tail, since)]);
+    this.loading = whole.length > 0;
+    try {
+      await Promise.all([ask(whole, grid.first), ask(tail, since)]);
+    } finally {
+      this.loading = false;
+    }
   }
 
   /** Return [{entity, name, min, mean, max}] of a signal on `grid`; nulls where nothing is known. */

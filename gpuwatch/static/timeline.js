@@ -48,6 +48,11 @@ export class Timeline {
     }
   }
 
+  /** Whether all of a recording is shown. */
+  get shownWhole() {
+    return Boolean(this.bounds) && this.span >= this.bounds[1] - this.bounds[0];
+  }
+
   /** Show exactly this stretch; `back` returns from it. */
   zoomTo(start, end) {
     this.earlier.push({ span: this.span, end: this.end, live: this.live });
