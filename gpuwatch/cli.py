@@ -1,6 +1,7 @@
 """The command line: finds the command, runs it, and is the only printer of user errors."""
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -49,10 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; Python's own flush at exit must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the one guard: a traceback is no message to users
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _print_no_more()
+            print(f"standard output: {error.strerror}: make room", file=sys.stderr)
+            return USAGE
         if vars(arguments)["log.level"] == "debug":
             import traceback
 
@@ -66,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return INTERNAL
     return code
+
+
+def _print_no_more() -> None:
+    """Give up on standard output: Python's own flush at exit must not complain about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -195,6 +195,8 @@ def interactive() -> bool:
 
 def put(lines: Sequence[Text]) -> None:
     """Print lines once, with colour only on a terminal, and only if NO_COLOR does not forbid it."""
+    if sys.stdout is None:  # started with standard output closed
+        return
     console = Console(highlight=False, markup=False, emoji=False, legacy_windows=False)
     console.width = max([console.width, *(line.cell_len + 1 for line in lines)])
     for line in lines:

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
 from argparse import ArgumentTypeError
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -192,22 +194,37 @@ def test_internal_error_is_one_line_without_traceback(outcome, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+TALK = """
+import sys
+from gpuwatch import cli
+class Talk:
+    name = help = 'talk'
+    def add_arguments(self, parser): pass
+    def run(self, arguments): print('hello'); return 0
+cli.COMMANDS, cli.load = ('talk',), lambda name: Talk()
+sys.exit(cli.main(['talk']))
+"""
+
+
 def test_closed_pipe_ends_quietly():
     """A reader that has gone, as `head` does, is no error of ours."""
-    program = (
-        "import os, sys\n"
-        "reader, writer = os.pipe(); os.dup2(writer, 1); os.close(writer); os.close(reader)\n"
-        "from gpuwatch import cli\n"
-        "class Talk:\n"
-        "    name = help = 'talk'\n"
-        "    def add_arguments(self, parser): pass\n"
-        "    def run(self, arguments): print('hello'); return 0\n"
-        "cli.COMMANDS, cli.load = ('talk',), lambda name: Talk()\n"
-        "sys.exit(cli.main(['talk']))\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as output:
+        ended = subprocess.run(
+            [sys.executable, "-c", TALK], stdout=output, stderr=subprocess.PIPE, text=True
+        )
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_full_disk_behind_standard_output_is_told():
+    """In one line, and Python's own flush at exit adds nothing."""
+    with Path("/dev/full").open("wb") as output:
+        ended = subprocess.run(
+            [sys.executable, "-c", TALK], stdout=output, stderr=subprocess.PIPE, text=True
+        )
+    told = "standard output: No space left on device: make room\n"
+    assert (ended.returncode, ended.stderr) == (64, told)
 
 
 def test_command_line_is_bare_python():

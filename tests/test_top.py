@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -256,6 +257,13 @@ def test_colour(running, variables, coloured):
         lines = SGR.sub("", terminal.received).splitlines()
         assert lines[1].startswith(ALERT)
         assert max(map(cell_len, lines)) <= 80
+
+
+def test_nobody_listens(running):
+    """With standard output closed `--once` ends as it would, without a word."""
+    words = f"{sys.executable} -m gpuwatch top --once --path.runtime {running.runtime} >&-"
+    ended = subprocess.run(["bash", "-c", words], stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "")
 
 
 def test_a_terminal_without_unicode(running):
