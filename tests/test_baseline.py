@@ -546,10 +546,10 @@ def kept(path):
 
 
 def test_show_is_a_table_that_people_read(kept, capsys):
-    """A line for each canary that runs now, with what is wrong; 1 while something is."""
+    """A line for each canary that runs now, with what is wrong; 2 for a loss that is critical."""
     code, out, _ = command(capsys, "show", "--path.state", kept)
     lines = out.splitlines()
-    assert code == 1
+    assert code == 2
     assert lines[0].split()[3:7] == ["BASELINE", "RATIO", "EXPECTED", "SPREAD"]
     assert len(lines) == 4
     assert "GPU-0" in lines[1]
@@ -567,6 +567,37 @@ def test_show_is_a_table_that_people_read(kept, capsys):
     assert told[0]["state"] == "regression"
     assert told[0]["expected_ratio"] == pytest.approx(0.93, abs=0.02)
     assert told[0]["environment"] == ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("canary", "gpus", "share", "code"),
+    [
+        ("matmul", ("GPU-0",), 1.0, 0),
+        ("matmul", ("GPU-0",), 0.97, 1),
+        ("matmul", ("GPU-0",), 0.94, 2),
+        ("matmul", tuple(GPUS), 0.94, 1),  # the whole node's is no GPU's fault
+        ("allreduce", ("",), 0.94, 2),
+    ],
+)
+def test_show_ends_as_bad_as_it_is(canary, gpus, share, code, path, capsys):
+    """For scripts: 0 well, 1 warning, 2 critical."""
+    store = Store(path)
+    canaries = Canaries(store)
+    canaries.run(30, canary, gpus=gpus)
+    canaries.run(5, canary, gpus=gpus, share=share)
+    store.close()
+    assert command(capsys, "show", "--path.state", path.parent)[0] == code
+
+
+def test_show_tells_wrong_results(path, capsys):
+    """They are the worst of all."""
+    store = Store(path)
+    canaries = Canaries(store)
+    canaries.run(2, "integrity", result="wrong")
+    store.close()
+    code, out, _ = command(capsys, "show", "--path.state", path.parent)
+    assert code == 2
+    assert out.splitlines()[1].endswith("wrong results")
 
 
 def test_an_export_is_imported_elsewhere(kept, tmp_path, capsys):
@@ -653,7 +684,7 @@ def test_there_may_be_nothing_to_show(tmp_path, capsys):
     assert "gpuwatch.sqlite: no such file" in err
     Store(tmp_path / "gpuwatch.sqlite").close()
     code, out, _ = command(capsys, "show", "--path.state", tmp_path)
-    assert (code, out) == (0, "no readings of canaries yet: they run while GPUs are idle\n")
+    assert (code, out) == (3, "no readings of canaries yet: they run while GPUs are idle\n")
     (tmp_path / "gpuwatch.sqlite").write_text(
         "no database at all, but long enough for a header" * 9
     )
@@ -697,7 +728,7 @@ def test_a_running_daemon_takes_an_import_and_alerts(tmp_path, capsys):
         severe = running.alert("canary_regression_matmul_severe", "1")
         assert severe["value"] == pytest.approx(0.1, abs=0.01)
         code, out, _ = command(capsys, "show", *where)
-        assert code == 1
+        assert code == 2
         row = next(line for line in out.splitlines() if "matmul" in line)
         assert row.split()[:2] == ["1", uuid]
         file.write_text("{}")

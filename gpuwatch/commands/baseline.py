@@ -15,7 +15,7 @@ from gpuwatch import baseline, baseline_file, baseline_table, control, database
 from gpuwatch.baseline_table import Entry, Kept
 from gpuwatch.canary_text import CAUSES, WHO, Standing, written
 from gpuwatch.clock import wall_text
-from gpuwatch.errors import PASS, WARN, ConfigError, ControlError, StateError
+from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError, ControlError, StateError
 from gpuwatch.paths import control_socket, runtime_directory, state_directory
 from gpuwatch.signals import HOST
 from gpuwatch.store import Store
@@ -23,6 +23,7 @@ from gpuwatch.store import Store
 STATUS_SECONDS = 5.0
 TIMEOUT_SECONDS = 30.0
 FILE = "gpuwatch.sqlite"
+SEVERE_LOSS = 0.05  # of the rules canary_regression_…_severe
 HEADER = (
     *("GPU", "CANARY", "SHAPE", "BASELINE", "RATIO", "EXPECTED", "SPREAD"),
     *("READINGS", "AGE", "STATE"),
@@ -30,7 +31,11 @@ HEADER = (
 
 
 class Baseline:
-    """Shows, exports or imports baselines; `show` ends with 1 while a GPU is slow or wrong."""
+    """Shows, exports or imports baselines.
+
+    `show` ends with 0 if all is well, 1 or 2 as the rules of a confirmed loss are warning or
+    critical, 2 for wrong results, 3 without any reading: that is no pass.
+    """
 
     name = "baseline"
     help = "show what canaries of each GPU give and gave, export it, or import it"
@@ -80,8 +85,16 @@ def _show(path: Path, arguments: Namespace) -> int:
         _print_table([HEADER, *(_row(one, numbers, now) for one in shown)])
     else:
         print("no readings of canaries yet: they run while GPUs are idle")
-    bad = any(one.state in ("regression", "wrong") for one in standings if one.current)
-    return WARN if bad else PASS
+    codes = [_code(one) for one in standings if one.current]
+    return max(codes, default=UNKNOWN)
+
+
+def _code(one: Standing) -> int:
+    if one.state == "wrong":
+        return FAIL
+    if not one.loss:
+        return PASS
+    return FAIL if one.loss >= SEVERE_LOSS and one.peers != "whole_node" else WARN
 
 
 def _load(file: database.Connection) -> tuple[baseline.Baseline, dict[str, int]]:
@@ -125,7 +138,8 @@ def _shape(one: Standing) -> str:
 
 
 def _said(one: Standing) -> str:
-    state = one.state if one.current else f"past {one.state}"
+    state = "wrong results" if one.state == "wrong" else one.state
+    state = state if one.current else f"past {state}"
     if not one.loss:
         return state
     parts = [f"{100 * one.loss:.1f} % slower", CAUSES.get(one.cause, ""), WHO.get(one.peers, "")]
