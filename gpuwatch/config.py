@@ -192,6 +192,12 @@ class Gpus(Section):
     expected: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
+class Canary(Section):
+    """How canaries are run; "" is gpuwatch's own interpreter."""
+
+    python: Text = ""
+
+
 def _table(name: str, fields: Mapping[str, Any]) -> Any:
     return create_model(name, __base__=Section, **fields)
 
@@ -230,6 +236,7 @@ Settings = _tables(
         "network": Network,
         "simulated": Simulated,
         "gpus": Gpus,
+        "canary": Canary,
         "rules": _tables("Rules", {rule.name: _rule(rule) for rule in RULES}),
     },
 )

@@ -94,8 +94,8 @@ def memory(gpu: Any) -> Sequence[float | None]:
     return info.used, info.free, None, info.total
 
 
-def processes(gpu: Any) -> Sequence[float]:
-    """Return the number of processes; one may be on several lists."""
+def process_ids(gpu: Any) -> set[int]:
+    """Return the processes of all lists: compute, graphics, MPS; one may be on several."""
     found = {one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     for function in (
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -103,7 +103,12 @@ def processes(gpu: Any) -> Sequence[float]:
     ):
         with contextlib.suppress(pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
             found |= {one.pid for one in function(gpu)}
-    return (len(found),)
+    return found
+
+
+def processes(gpu: Any) -> Sequence[float]:
+    """Return the number of processes."""
+    return (len(process_ids(gpu)),)
 
 
 def retired_pages(cause: int) -> Callable[[Any], Sequence[float]]:

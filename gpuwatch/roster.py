@@ -19,7 +19,7 @@ from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.signals import Column, Entity, Event
 from gpuwatch.source import Context, EntityInfo, Findings
-from gpuwatch.topology import given_gpus, numa_node, pci_gpus
+from gpuwatch.topology import numa_node, own_gpus
 
 LOST_RETRY_NS = 5 * SECOND_NS
 STRANGE_AFTER = 3  # tries at a GPU that was plugged in: a library may know only what was there
@@ -71,7 +71,7 @@ class Roster:
             # This touches no GPU; each is attached when its handle is asked for, so a sick one
             # spoils nothing for the others. With NO_ATTACH no handle is ever found (H200, 580).
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-            bus_ids = self._on_bus() or list(context.known) or nvml.bus_ids()
+            bus_ids = own_gpus(context.sysfs) or list(context.known) or nvml.bus_ids()
         except pynvml.NVMLError as error:
             raise SourceUnavailable(nvml.advice(error.value)) from error
         self._bus = self._devices()
@@ -165,7 +165,7 @@ class Roster:
             return False
         self._bus = devices
         known = {gpu.bus_id for gpu in self.gpus}
-        new = [bus_id for bus_id in self._on_bus() if bus_id not in known]
+        new = [bus_id for bus_id in own_gpus(self._context.sysfs) if bus_id not in known]
         self._add(new, plugged=True)
         for gpu in self.gpus[len(known) :]:
             self.tell(gpu, "gpu_plugged", "")
@@ -184,11 +184,6 @@ class Roster:
         """Note an event of a GPU."""
         if self._tells:
             self._findings.events.append(Event(monotonic_ns(), gpu.entity, name, detail))
-
-    def _on_bus(self) -> list[str]:
-        """Return the GPUs of the bus; none of a bus that a container has only a part of."""
-        on_bus = pci_gpus(self._context.sysfs)
-        return [] if 0 < given_gpus(self._context.sysfs) < len(on_bus) else on_bus
 
     def _devices(self) -> set[str]:
         try:

@@ -38,6 +38,12 @@ def given_gpus(sysfs: Path, devices: Path = Path("/dev")) -> int:
     return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
 
 
+def own_gpus(sysfs: Path) -> list[str]:
+    """Return the GPUs of the bus; none of a bus that a container has only a part of."""
+    on_bus = pci_gpus(sysfs)
+    return [] if 0 < given_gpus(sysfs) < len(on_bus) else on_bus
+
+
 def in_bus_order(addresses: Iterable[str]) -> list[str]:
     """Sort PCI addresses; a domain may have more than four digits."""
     return sorted(addresses, key=lambda one: (len(one), one))
@@ -47,6 +53,17 @@ def numa_node(sysfs: Path, bus_id: str) -> str:
     """Return the NUMA node of a device as text, "" where the host has none."""
     node = _text(sysfs / "bus/pci/devices" / bus_id / "numa_node")
     return "" if node == "-1" else node
+
+
+def node_processors(sysfs: Path, node: str) -> list[int]:
+    """Return the processors of a NUMA node, none if it is not known."""
+    found: list[int] = []
+    for span in re.findall(
+        r"\d+(?:-\d+)?", _text(sysfs / f"devices/system/node/node{node}/cpulist")
+    ):
+        first, _, last = span.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def pci_path(sysfs: Path, bus_id: str) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ def test_file_changes_defaults_and_flags_change_the_file(write):
             (
                 "config.toml:1: seed: unknown key "
                 "(known: paths, web, log, ring, recorder, history, collectors, state, counters,"
-                " host, network, simulated, gpus, rules)"
+                " host, network, simulated, gpus, canary, rules)"
             ),
         ),
         (

@@ -159,8 +159,10 @@ def test_dependencies_are_what_is_imported():
     later = {"compression"}  # of the standard library since 3.14
     foreign = imported - sys.stdlib_module_names - later - {"gpuwatch"}
     owners = packages_distributions()
-    used = {name.replace("_", "-") for module in foreign for name in owners[module]}
-    extras = [PROJECT["optional-dependencies"][extra] for extra in ("auth", "export", "tui")]
+    used = {name.replace("_", "-") for module in foreign for name in owners.get(module, [module])}
+    extras = [
+        PROJECT["optional-dependencies"][extra] for extra in ("auth", "export", "torch", "tui")
+    ]
     wanted = itertools.chain(PROJECT["dependencies"], *extras)
     assert used == {re.split("[<>=!~]", text)[0] for text in wanted}
 

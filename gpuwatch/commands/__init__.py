@@ -16,6 +16,7 @@ COMMANDS = (
     "record",
     "replay",
     "export",
+    "canary",
     "baseline",
     "inventory",
     "release",

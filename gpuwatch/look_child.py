@@ -1,0 +1,124 @@
+"""The child that looks at GPUs for a canary: who uses them, how fast they are clocked.
+
+`python -m gpuwatch.look_child` gets {"sysfs", "numbers", "gpus", "period_seconds"} on standard
+input and writes lines of JSON: {"opening"} before a GPU is touched; {"gpus", "here"}, what the
+wanted GPUs are; then {"time_ns", "seen"} at every look, until nobody reads any more. A driver call
+that hangs does so here, and nowhere else.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pynvml
+
+from gpuwatch import nvml
+from gpuwatch.clock import monotonic_ns
+from gpuwatch.gpu_limits import COMPUTE_MODES, SWITCH
+from gpuwatch.gpu_readings import memory, process_ids
+from gpuwatch.gpu_signals import REASONS
+from gpuwatch.topology import numa_node, own_gpus
+
+Answer = TypeVar("Answer")
+# What slows a GPU down and is neither its power limit nor somebody's wish.
+HELD_BACK = sum(
+    1 << bit
+    for bit, name in REASONS
+    if name.startswith("hw_") or name in ("sync_boost", "sw_thermal_slowdown")
+)
+
+
+def main() -> int:
+    """Look until nobody reads; 0 also without a driver, which is told."""
+    settings = json.load(sys.stdin.buffer)
+    try:
+        handles = _open(settings)
+        while True:
+            seen = {number: _look(handle) for number, handle in handles.items()}
+            _say({"time_ns": monotonic_ns(), "seen": seen})
+            time.sleep(settings["period_seconds"])
+    except pynvml.NVMLError as error:
+        _say({"fault": nvml.advice(error.value)})
+    except BrokenPipeError:
+        pass  # nobody reads any more
+    return 0
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _open(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell what the wanted GPUs are; return their handles by number."""
+    pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+    sysfs, wanted = Path(settings["sysfs"]), settings["gpus"]
+    numbers = dict(settings["numbers"])
+    here = own_gpus(sysfs) or nvml.bus_ids()
+    for bus_id in here:
+        numbers.setdefault(bus_id, max(numbers.values(), default=-1) + 1)
+    told, handles = [], {}
+    for number, bus_id in sorted((numbers[bus_id], bus_id) for bus_id in here):
+        if wanted and number not in wanted:
+            continue
+        _say({"opening": number})
+        about: dict[str, Any] = {"gpu": number, "pci_bus_id": bus_id}
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+            about |= _identity(handle) | {"numa": numa_node(sysfs, bus_id)}
+            handles[str(number)] = handle
+        except pynvml.NVMLError as error:
+            about["fault"] = nvml.reason(error.value)
+        told.append(about)
+    _say({"gpus": told, "here": sorted(numbers[bus_id] for bus_id in here)})
+    return handles
+
+
+def _identity(gpu: Any) -> dict[str, Any]:
+    """Return what a GPU is, and what its speed depends on; what it does not tell is left out."""
+    ecc = _ask(lambda: SWITCH.get(pynvml.nvmlDeviceGetEccMode(gpu)[0]))
+    limit = _ask(lambda: f"{pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3:g}")
+    found = {
+        "uuid": pynvml.nvmlDeviceGetUUID(gpu),
+        "name": _ask(lambda: pynvml.nvmlDeviceGetName(gpu)),
+        "driver": _ask(pynvml.nvmlSystemGetDriverVersion),
+        "vbios": _ask(lambda: pynvml.nvmlDeviceGetVbiosVersion(gpu)),
+        "power_limit_watts": limit,
+        "ecc": ecc,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _look(gpu: Any) -> dict[str, Any]:
+    """Return what `busy.Seen` is made of."""
+    used = _ask(lambda: memory(gpu)[0])
+    mode = _ask(lambda: pynvml.nvmlDeviceGetComputeMode(gpu))
+    watts = _ask(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3)
+    reasons = _ask(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+    kind = pynvml.NVML_TEMPERATURE_GPU
+    return {
+        "processes": _ask(lambda: sorted(process_ids(gpu))),
+        "utilization_ratio": _ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        "memory_used_bytes": used,
+        "compute_mode": COMPUTE_MODES.get(-1 if mode is None else mode, ""),
+        "mig": bool(_ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
+        "clock_hertz": _ask(lambda: pynvml.nvmlDeviceGetClockInfo(gpu, nvml.CLOCK_SM) * 1e6),
+        "power_watts": watts,
+        "temperature_celsius": _ask(lambda: pynvml.nvmlDeviceGetTemperature(gpu, kind)),
+        "throttled": None if reasons is None else bool(reasons & HELD_BACK),
+    }
+
+
+def _ask(call: Callable[[], Answer]) -> Answer | None:
+    """Return what a call answers, None if it fails."""
+    with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
+        return call()
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

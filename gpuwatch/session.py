@@ -1,0 +1,221 @@
+"""A session: canaries one after the other on GPUs that nobody uses, and the readings they give."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import busy
+from gpuwatch.canaries import CANARIES, Canary
+from gpuwatch.canary import Outcome, Run, Task
+from gpuwatch.canary_reading import UNITS, CanaryReading
+from gpuwatch.expected import expected
+from gpuwatch.look import Gpu, Looks
+from gpuwatch.signals import HOST, Entity
+from gpuwatch.topology import node_processors
+
+POLL_SECONDS = 0.01
+CPU_PROCESSES = 2  # without a GPU, of what is done together
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SHARED_BYTES = 16 << 20  # a GPU, of NCCL's segments
+NONE = "says a result that is none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a canary on a GPU, by number, or on the host (None).
+
+    `reading` is there unless it was skipped; `detail` is why there is no value, or what was wrong.
+    """
+
+    canary: str
+    gpu: int | None = None
+    reading: CanaryReading | None = None
+    told: Mapping[str, Any] | None = None
+    detail: str = ""
+
+    @property
+    def result(self) -> str:
+        """One of a reading's, or "skipped"."""
+        return self.reading.result if self.reading else "skipped"
+
+    @property
+    def expected(self) -> float | None:
+        """What a healthy card of the model gives, None if that is not known."""
+        return expected(self.reading) if self.reading and self.reading.result == "ok" else None
+
+    @property
+    def expected_ratio(self) -> float | None:
+        """The value by what is expected: under 1 is slower."""
+        wanted = self.expected
+        return (
+            self.reading.value / wanted if wanted and self.reading and self.reading.value else None
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data; null where something is not known."""
+        reading = self.reading.to_json() if self.reading else {"canary": self.canary}
+        more = {"algorithm_bytes_per_second": (self.told or {}).get("algorithm_bytes_per_second")}
+        return {
+            **reading,
+            **(more if self.canary == "allreduce" else {}),
+            "gpu": self.gpu,
+            "result": self.result,
+            "detail": self.detail,
+            "expected": self.expected,
+            "expected_ratio": self.expected_ratio,
+        }
+
+
+class Session:
+    """Runs canaries; with `looks` on their GPUs, else on processors.
+
+    `host` is what is known of it; `force` runs also where somebody is, and says so in the reading.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        size: str,
+        looks: Looks | None = None,
+        *,
+        host: busy.Host | None = None,
+        force: bool = False,
+        sysfs: Path = Path("/sys"),
+    ) -> None:
+        self._python, self._size, self._looks = python, size, looks
+        self._force, self._sysfs = force, sysfs
+        self._watch = not force and looks is not None
+        self._busy: dict[int, str] = {}
+        for gpu in looks.gpus.values() if looks else ():
+            assert looks is not None
+            fault = f"does not answer ({gpu.fault})" if gpu.fault else ""
+            self._busy[gpu.number] = fault or busy.reason(
+                host or busy.Host(), looks.newest(gpu.number)
+            )
+
+    def run(self, name: str) -> Iterator[Result]:
+        """Run a canary and yield what came of it, for each GPU."""
+        canary = CANARIES[name]
+        if self._looks is None:
+            processes = CPU_PROCESSES if canary.together else 1
+            yield from self._results(
+                canary,
+                (),
+                Task(
+                    canary=name,
+                    size=canary.sizes[self._size],
+                    processes=processes,
+                    warm_seconds=0.02,
+                ),
+            )
+            return
+        gpus = list(self._looks.gpus.values())
+        for unit in [gpus] if canary.together else [[gpu] for gpu in gpus]:
+            if fault := self._fault(canary, unit):
+                alone = unit[0].number if len(unit) == 1 else None
+                yield Result(canary=name, gpu=alone, detail=fault)
+                continue
+            cpus = node_processors(self._sysfs, unit[0].numa) if len(unit) == 1 else ()
+            task = Task(
+                canary=name,
+                size=canary.sizes[self._size],
+                gpus=[gpu.uuid for gpu in unit],
+                cpus=cpus,
+            )
+            yield from self._results(canary, unit, task)
+
+    def _fault(self, canary: Canary, unit: Sequence[Gpu]) -> str:
+        """Return why a canary cannot run on some GPUs, "" if it can."""
+        if len(unit) < canary.least_gpus:
+            return f"takes {canary.least_gpus} GPUs or more: {len(unit)} given"
+        for gpu in unit:
+            told = self._busy[gpu.number]
+            if told and (gpu.fault or not self._force):
+                return f"GPU {gpu.number}: {told}"
+        if len(unit) > 1:
+            place = os.statvfs(SHARED_MEMORY)
+            if place.f_bavail * place.f_frsize < SHARED_BYTES * len(unit):
+                need = f"{SHARED_BYTES * len(unit) >> 20} MiB"
+                return f"{SHARED_MEMORY}: less than {need} free: enlarge it (--shm-size 1g)"
+        return ""
+
+    def _results(self, canary: Canary, unit: Sequence[Gpu], task: Task) -> Iterator[Result]:
+        now = time.time()
+        outcome = self._await(unit, task)
+        alone = unit[0].number if len(unit) == 1 else None
+        for told in outcome.readings:
+            try:
+                reading = self._reading(canary, unit, told, now)
+            except (KeyError, TypeError, ValueError, IndexError):
+                outcome = Outcome(ended="failed", fault=NONE)
+                break
+            number = self._number(reading, unit)
+            detail = reading.detail
+            yield Result(canary=canary.name, gpu=number, reading=reading, told=told, detail=detail)
+        if outcome.ended == "skipped":
+            yield Result(canary=canary.name, gpu=alone, detail=outcome.fault)
+        elif outcome.ended != "ok":
+            entity = Entity("gpu", unit[0].uuid) if alone is not None else HOST
+            reading = CanaryReading(
+                canary=canary.name,
+                entity=entity,
+                time=now,
+                result=outcome.ended,
+                size=task.size,
+                gpus=max(1, len(unit)),
+                detail=outcome.fault,
+            )
+            yield Result(canary=canary.name, gpu=alone, reading=reading, detail=outcome.fault)
+
+    def _await(self, unit: Sequence[Gpu], task: Task) -> Outcome:
+        with Run(task, self._python) as run:
+            while (outcome := run.poll()) is None:
+                if self._watch and (why := self._disturbed(unit, run)):
+                    run.stop(why)
+                time.sleep(POLL_SECONDS)
+        if self._looks is not None:
+            self._looks.poll()
+        return outcome
+
+    def _disturbed(self, unit: Sequence[Gpu], run: Run) -> str:
+        """Return why the run must end now, "" if it may go on."""
+        assert self._looks is not None
+        self._looks.poll()
+        if self._looks.fault:
+            return self._looks.fault
+        for gpu in unit:
+            if who := busy.intruder(self._looks.newest(gpu.number), run.owns):
+                return f"GPU {gpu.number}: {who}"
+        return ""
+
+    def _reading(
+        self, canary: Canary, unit: Sequence[Gpu], told: Mapping[str, Any], now: float
+    ) -> CanaryReading:
+        """Complete what a child told by what was seen meanwhile."""
+        place = int(told["gpu"])
+        environment = dict(told["environment"])
+        fields: dict[str, Any] = {**told, "canary": canary.name, "time": now, "entity": HOST}
+        if unit:
+            gpu = unit[max(0, place)]
+            environment = {**gpu.environment, **environment}
+            fields["model"] = gpu.name
+            if place >= 0:
+                assert self._looks is not None
+                fields["entity"] = Entity("gpu", gpu.uuid)
+                fields |= self._looks.between(gpu.number, told["start_ns"], told["end_ns"])
+            clock, value = fields.get("clock_hertz"), told.get("value")
+            if clock and value and UNITS[canary.name] != "seconds":
+                fields["value_per_hertz"] = value / clock
+        disturbed = {gpu.number: self._busy[gpu.number] for gpu in unit if self._busy[gpu.number]}
+        if disturbed:  # it was forced
+            forced = "; ".join(f"GPU {number}: {why}" for number, why in disturbed.items())
+            fields["detail"] = f"forced, {forced}{': ' if told.get('detail') else ''}" + str(
+                told.get("detail") or ""
+            )
+        return CanaryReading.from_json({**fields, "environment": environment})
+
+    def _number(self, reading: CanaryReading, unit: Sequence[Gpu]) -> int | None:
+        return next((gpu.number for gpu in unit if gpu.uuid == reading.entity.id), None)

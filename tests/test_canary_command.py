@@ -1,0 +1,316 @@
+"""`gpuwatch canary run` on a node of scripted GPUs, with interpreters that only pretend."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_nvml import environment
+from node import Node
+from running import descendants, wait_for
+from test_canary import PREAMBLE
+
+from gpuwatch.cli import main
+from gpuwatch.lease import Leases, this_boot
+from gpuwatch.store import Store
+
+UUIDS = [f"GPU-00000000-0000-4000-8000-{number:012d}" for number in range(2)]
+# A canary's child that tells one result, of the time since it began, after some looks at the GPU.
+MEASURES = """
+start = time.monotonic_ns()
+time.sleep(0.2)
+for rank in range(settings["ranks"]):
+    say(reading={"gpu": rank, "size": settings["size"], "dtype": "bf16", "value": 7.84e14,
+        "spread": 0.01, "environment": {"torch": "2.9.1", "cuda": None}, "start_ns": start,
+        "end_ns": time.monotonic_ns(), **MORE})
+"""
+PROCESS = [[1, 1 << 30, 0, 0]]  # as a driver lists it
+LASTS = """
+say(phase="measure", rank=0)
+time.sleep(100)
+"""
+
+
+class Host:
+    """Some idle GPUs, and what is called on them."""
+
+    def __init__(self, directory, monkeypatch, gpus):
+        self.directory = directory
+        self.node = Node(directory, gpus)
+        self.procfs = directory / "proc"
+        (self.procfs / "self/ns").mkdir(parents=True)
+        (self.procfs / "self/ns/pid").symlink_to("pid:[4026531836]")
+        self.node.now("nvmlDeviceGetMemoryInfo_v2", val=[80 << 30, 1 << 28, 79 << 30, 4 << 20])
+        self.node.now("nvmlDeviceGetUtilizationRates", val=[0, 0])
+        self.environment = environment(directory / "script", self.node.library)
+        for name in ("LD_LIBRARY_PATH", "FAKE_NVML_SCRIPT"):
+            monkeypatch.setenv(name, self.environment[name])
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        self.interpreter(f"MORE = {{}}\n{MEASURES}")
+
+    def interpreter(self, program):
+        """Have the children run that program instead of a canary."""
+        (self.directory / "program.py").write_text(PREAMBLE + program)
+        self.python = self.directory / "python"
+        self.python.write_text(f"#!/bin/sh\nexec {sys.executable} {self.directory}/program.py\n")
+        self.python.chmod(0o755)
+
+    def words(self, *words):
+        paths = {"sysfs": self.node.sysfs, "procfs": self.procfs}
+        paths |= {name: self.directory / name for name in ("runtime", "state")}
+        places = [f"--path.{name}={path}" for name, path in paths.items()]
+        return ["canary", "run", *words, *places, f"--canary.python={self.python}"]
+
+    def command(self, *words):
+        """Start the command in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpuwatch", *self.words(*words)],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, capsys, *words):
+        """Return the exit code and the results."""
+        code = main(self.words(*words, "--json"))
+        output, errors = capsys.readouterr()
+        assert errors == ""
+        return code, json.loads(output)
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch, request):
+    return Host(tmp_path, monkeypatch, getattr(request, "param", 2))
+
+
+def test_readings_of_idle_gpus(host, capsys):
+    """Each GPU's reading has its identity, its clock meanwhile, and what a healthy card gives."""
+    host.node.now("nvmlDeviceGetClockInfo:sm", val=1_600, dev=1)
+    host.node.now("nvmlDeviceGetCurrentClocksThrottleReasons", val=0x40 | 0x4, dev=1)
+    host.node.now("nvmlDeviceGetCurrentClocksEventReasons", val=0x40 | 0x4, dev=1)
+    code, results = host.run(capsys, "matmul")
+    assert code == 0
+    assert [one["gpu"] for one in results] == [0, 1]
+    assert [one["entity"] for one in results] == [["gpu", uuid] for uuid in UUIDS]
+    first, second = results
+    assert (first["canary"], first["result"], first["size"]) == ("matmul", "ok", 8192)
+    assert first["model"] == "NVIDIA H100 80GB HBM3"
+    assert first["environment"] == {
+        "driver": "580.95.05",
+        "vbios": "96.00.89.00.00",
+        "power_limit_watts": "700",
+        "ecc": "on",
+        "torch": "2.9.1",
+    }
+    assert first["clock_hertz"] == 1.98e9
+    assert first["value_per_hertz"] == pytest.approx(7.84e14 / 1.98e9)
+    assert second["value_per_hertz"] == pytest.approx(7.84e14 / 1.6e9)
+    assert first["power_watts"] == pytest.approx(310)
+    assert (first["throttle_seconds"], first["temperature_celsius"]) == (0, 41)
+    assert second["throttle_seconds"] >= 0.2
+    assert 0.9 < first["expected_ratio"] < 1.2  # of 784 TFLOPS in bf16
+    assert first["expected_ratio"] == pytest.approx(first["value"] / first["expected"])
+
+
+def test_a_table_for_people(host, capsys):
+    """One GPU, chosen by number, in a line; another size is no measure of the card."""
+    code = main(host.words("matmul", "--gpu", "1", "--size", "tiny"))
+    header, line = capsys.readouterr().out.splitlines()
+    assert code == 0
+    titles = ("GPU", "CANARY", "SHAPE", "VALUE", "EXPECTED", "SPREAD", "SM CLOCK", "RESULT")
+    assert tuple(re.split("  +", header)) == titles
+    cells = ("1", "matmul", "256 bf16", "784 TFLOPS", "-", "1.0%", "1980 MHz", "ok")
+    assert tuple(re.split("  +", line)) == cells
+
+
+USED = [
+    ("nvmlDeviceGetComputeRunningProcesses", {"val": PROCESS}, "in use by process 1"),
+    ("nvmlDeviceGetGraphicsRunningProcesses", {"val": PROCESS}, "in use by process 1"),
+    ("nvmlDeviceGetMPSComputeRunningProcesses", {"val": PROCESS}, "in use by process 1"),
+    ("nvmlDeviceGetComputeRunningProcesses", {"ret": "UNKNOWN"}, "does not tell"),
+    ("nvmlDeviceGetUtilizationRates", {"val": [100, 0]}, "utilization is 100%"),
+    ("nvmlDeviceGetMemoryInfo_v2", {"val": [80 << 30, 0, 0, 1 << 30]}, "1024 MiB"),
+    ("nvmlDeviceGetComputeMode", {"val": 3}, "exclusive process"),
+    ("mig", {"val": [{"gi": 1}]}, "MIG is on"),
+    ("nvmlDeviceGetHandleByPciBusId", {"ret": "GPU_IS_LOST"}, "does not answer (gpu_is_lost)"),
+]
+
+
+@pytest.mark.parametrize("host", [len(USED) + 1], indirect=True)
+def test_busy_gpus_are_left_alone(host, capsys):
+    """What runs there is not disturbed: they are skipped with the reason, the idle one is not."""
+    for number, (function, step, _) in enumerate(USED):
+        host.node.now(function, dev=number, **step)
+    code, results = host.run(capsys, "matmul")
+    assert code == 3
+    assert [one["gpu"] for one in results] == list(range(len(USED) + 1))
+    for told, (_, _, part) in zip(results, USED, strict=False):
+        assert (told["result"], told.get("value")) == ("skipped", None)
+        assert part in told["detail"]
+    assert results[-1]["result"] == "ok"
+
+
+def test_force_runs_and_says_so(host, capsys):
+    """Who must measure beside somebody may, and the reading tells beside whom."""
+    host.node.now("nvmlDeviceGetComputeRunningProcesses", dev=0, val=PROCESS)
+    code, (first, second) = host.run(capsys, "matmul", "--force")
+    assert code == 0
+    assert (first["result"], first["detail"]) == ("ok", "forced, GPU 0: in use by process 1")
+    assert second["detail"] == ""
+
+
+def test_a_container_that_sees_nobody_is_left_alone(host, capsys):
+    """Without the host's process ids it is not known who else uses the GPU."""
+    (host.procfs / "self/ns/pid").unlink()
+    (host.procfs / "self/ns/pid").symlink_to("pid:[4026532445]")
+    code, results = host.run(capsys, "matmul", "--gpu", "0")
+    assert code == 3
+    assert "--pid=host" in results[0]["detail"]
+
+
+def test_a_scheduler_s_job_is_left_alone(host, capsys, monkeypatch):
+    """Unless it is the one that calls: in its prolog, or by its user."""
+    (host.procfs / "20").mkdir()
+    (host.procfs / "20/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_9/step_0\n")
+    code, results = host.run(capsys, "matmul")
+    assert code == 3
+    assert all("a job of Slurm runs here: 9" in one["detail"] for one in results)
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    assert host.run(capsys, "startup", "--gpu", "0")[0] == 0
+
+
+def test_a_process_that_comes_ends_the_run(host):
+    """The canary is gone soon after somebody else is on its GPU, and gives no value."""
+    host.interpreter(LASTS)
+    with host.command("matmul", "--gpu", "0", "--json") as command:
+        (canary,) = wait_for(lambda: children_named(command.pid, "program.py"))
+        host.node.now("nvmlDeviceGetComputeRunningProcesses", dev=0, val=PROCESS)
+        output, _ = command.communicate(timeout=60)
+    assert command.returncode == 3
+    (result,) = json.loads(output)
+    assert (result["result"], result["value"]) == ("aborted", None)
+    assert result["detail"] == "GPU 0: process 1 came"
+    assert not Path(f"/proc/{canary}").exists()
+
+
+@pytest.mark.parametrize("host", [4], indirect=True)
+def test_what_is_not_well_is_told(host, capsys):
+    """Of each GPU, whether it was wrong, failed, said nonsense or could not be tested."""
+    host.interpreter(
+        "number = int(os.environ['CUDA_VISIBLE_DEVICES'][-12:])\n"
+        "MORE = [{'result': 'wrong', 'detail': 'rows 5 are wrong'}, {'environment': None}, {}, {}]"
+        "[number]\n"
+        "if number == 2: os.kill(os.getpid(), 11)\n"
+        "if number == 3: say(error='no torch', cause='environment'); sys.exit()\n" + MEASURES
+    )
+    code, results = host.run(capsys, "matmul")
+    assert code == 2
+    assert [(one["gpu"], one["result"], one["detail"]) for one in results] == [
+        (0, "wrong", "rows 5 are wrong"),
+        (1, "failed", "says a result that is none"),
+        (2, "failed", "ended by SIGSEGV in phase start"),
+        (3, "skipped", "no torch"),
+    ]
+    assert results[2]["entity"] == ["gpu", "GPU-00000000-0000-4000-8000-000000000002"]
+
+
+def test_torch_of_processors_on_a_node_with_gpus(host, capsys, tmp_path, monkeypatch):
+    """It is told at once that this torch cannot reach them: nothing was tested."""
+    package = tmp_path / "site/torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "class version:\n    cuda = None\n__version__ = '2.13.0+cpu'\n"
+    )
+    (package / "distributed/__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    host.python = sys.executable
+    code, results = host.run(capsys, "matmul", "--gpu", "0")
+    assert code == 3
+    assert "torch 2.13.0+cpu is built without CUDA" in results[0]["detail"]
+
+
+def test_what_is_done_together(host, capsys):
+    """An all-reduce is one run of all GPUs; with one of them busy, or alone, it is skipped."""
+    host.interpreter(
+        "MORE = {}"
+        + MEASURES.replace('"gpu": rank', '"gpu": -1').replace(
+            "range(settings", "range(1, settings"
+        )
+    )
+    code, (result,) = host.run(capsys, "allreduce")
+    assert (code, result["gpu"], result["entity"]) == (0, None, ["host", ""])
+    assert result["model"] == "NVIDIA H100 80GB HBM3"
+    code, (result,) = host.run(capsys, "allreduce", "--gpu", "1")
+    assert (code, result["result"]) == (3, "skipped")
+    assert "2 GPUs or more" in result["detail"]
+    host.node.now("nvmlDeviceGetComputeMode", val=3, dev=1)
+    code, (result,) = host.run(capsys, "allreduce")
+    assert (code, result["detail"][:6]) == (3, "GPU 1:")
+
+
+def test_what_a_daemon_has_kept(host, capsys):
+    """Its numbers of the GPUs are used, and what was released stays so when it has ended."""
+    (host.directory / "state").mkdir()
+    store = Store(host.directory / "state/gpuwatch.sqlite")
+    assert store.gpu_numbers(["0000:43:00.0"]) == {"0000:43:00.0": 0}
+    leases = Leases(store, this_boot())
+    leases.grant("gpus", 60.0)
+    code, results = host.run(capsys, "startup")
+    assert code == 3
+    assert [one["gpu"] for one in results] == [0, 1]
+    assert all("gpuwatch resume gpus" in one["detail"] for one in results)
+    leases.end("gpus")
+    store.close()
+    code, (result,) = host.run(capsys, "startup", "--gpu", "0")
+    assert (code, result["entity"]) == (0, ["gpu", UUIDS[1]])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["matmul", "--gpu", "7"], 3, "--gpu 7: no such GPU: here are 0, 1"),
+        (["nothing"], 64, "invalid choice: 'nothing'"),
+        (["matmul", "--cpu", "--gpu", "0"], 64, "--cpu: takes neither"),
+        (
+            ["matmul", "--canary.python=/nowhere"],
+            64,
+            "[canary] python /nowhere: not an interpreter",
+        ),
+    ],
+)
+def test_faults_of_the_caller(host, capsys, words, code, part):
+    """They are one line that names the flag."""
+    assert main([*host.words(), *words]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
+
+
+def test_a_driver_that_hangs_does_not_hang_the_command(host):
+    """A look that is not answered ends the run; the canary is gone, the command returns."""
+    host.interpreter(LASTS)
+    with host.command("matmul", "--gpu", "0") as command:
+        wait_for(lambda: children_named(command.pid, "program.py"), what="the canary runs")
+        host.node.now("nvmlDeviceGetClockInfo", takes_ms=-1)
+        output, _ = command.communicate(timeout=60)
+    assert command.returncode == 3
+    assert "the driver has not answered for 2 s" in output
+    wait_for(lambda: not host.node.users(), what="the child that looked is gone")
+
+
+def children_named(pid, part):
+    return [child for child, command in descendants(pid) if part in command]
+
+
+def test_an_interrupt_ends_the_canary(host):
+    """Ctrl-C leaves nothing behind."""
+    host.interpreter(LASTS)
+    with host.command("matmul", "--gpu", "0") as command:
+        (canary,) = wait_for(lambda: children_named(command.pid, "program.py"))
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=60)
+    assert (command.returncode, errors) == (130, "")
+    wait_for(lambda: not host.node.users() and not Path(f"/proc/{canary}").exists())
