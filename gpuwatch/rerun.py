@@ -77,7 +77,7 @@ class Rerun:
                 self._done = True
             elif time.monotonic() - begin > SECONDS_AT_ONCE:
                 seconds = (self._reached_ns - self._start_ns) / SECOND_NS
-                message = f"{self._path.name}: judged for {seconds:.0f} s of it yet: ask again"
+                message = f"{self._path.name}: judged up to {seconds:.0f} s so far: ask again"
                 raise RequestError(message, 503)
         known = len(self._times) if time_ns is None else bisect_right(self._times, time_ns)
         index = max(0, known - 1)
@@ -103,6 +103,8 @@ class Rerun:
             return
         state = describe(self._snapshot(tick))
         del state["events"]
+        if "hostname" in (host := self._reader.head.host):
+            state = {"hostname": host["hostname"], **state}
         self._times.append(tick.end_ns)
         self._states.append(zlib.compress(json.dumps(state).encode(), 1))
         if len(self._states) > STATES:

@@ -6,6 +6,7 @@ needs protobuf alone; nothing else of it is used. Packets are compressed some th
 
 import hashlib
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -35,7 +36,8 @@ class Trace:
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
         except ImportError as error:
             raise ConfigError(
-                "--to perfetto: its messages are missing: pip install 'gpuwatch[export]'"
+                "--to perfetto: its messages are missing:"
+                f" {sys.executable} -m pip install 'gpuwatch[export]'"
             ) from error
         self._messages: Any = messages
         self._file = path.open("wb")

@@ -95,7 +95,9 @@ def picture(
     if gpus:
         body += table(ordered(gpus, looks.order), width)
     else:
-        body.append(Text("no GPU is known", style="dim"))
+        released = told.mapping(status.get("released")).get("gpus") is True
+        why = "GPUs are released until `gpuwatch resume gpus`" if released else "no GPU is known"
+        body.append(Text(why, style="cyan" if released else "dim"))
     for section in (
         _ports(status, history, width),
         _host(status, history, width),

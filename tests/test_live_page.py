@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 from datetime import datetime
 
 import pytest
@@ -278,6 +279,7 @@ def test_a_recording_opens_and_its_slider_chooses_the_moment(recording):
     """At the recording's start the GPU is well, at its end it is held by the brake."""
     cell = json.dumps(gpu(2, "Throttled by"))
     recording.wait(f"document.querySelector({cell}).innerText.includes('power brake')")
+    assert recording.text("#host") == socket.gethostname()
     recording.run("document.querySelector('#slider').focus()")
     recording.press("Home")
     recording.wait(f"!document.querySelector({cell}).innerText.includes('power brake')")

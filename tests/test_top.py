@@ -395,6 +395,13 @@ def test_the_last_minute():
     assert "█" not in next(line for line in lines if line.startswith("  1 "))
 
 
+def test_released_gpus_are_not_unknown():
+    """Who finds no GPU in the picture reads why, and how to get them back."""
+    status = {"gpus": [], "released": {"gpus": True}}
+    assert any("gpuwatch resume gpus" in line for line in drawn(status, {}))
+    assert not any("gpuwatch resume gpus" in line for line in drawn({"gpus": []}, {}))
+
+
 def test_mig_instances_have_rows():
     """An instance stands below its GPU, however the GPUs are sorted."""
     lines = drawn(STATUS, MINUTE, 120, sort=3)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuwatch.extract import Choice, Extract
 
 STREAM = "-"
+TOLD = 20  # tables that are named one by one
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 RFC_3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
@@ -255,10 +256,11 @@ def _stream(extract: "Extract") -> None:
     names = [table.name for table in extract.tables]
     names += [name for name in (EVENTS, ALERTS) if name in extract.choice.tables]
     if len(names) != 1:
-        raise ConfigError(
-            f"--output -: a stream is one table, these are {len(names)}: give --table with one of"
-            f" {', '.join(sorted(names))}"
-        )
+        told = f"--output -: a stream is one table, these are {len(names)}: give --table with"
+        if len(names) <= TOLD:
+            raise ConfigError(f"{told} one of {', '.join(sorted(names))}")
+        alike = sorted({re.sub(r"\d+", "N", name) for name in names})  # of each GPU the same
+        raise ConfigError(f"{told} one of these, N a number: {', '.join(alike)}")
     try:
         Csv().stream(extract, sys.stdout)
         sys.stdout.flush()

@@ -101,7 +101,8 @@ def _stay(reader: Reader, first: Mapping[str, Any], url: str) -> None:
     except ModuleNotFoundError:
         drawn = False
         if sys.stdout is not None and sys.stdout.isatty():
-            print("for the recording in this terminal: pip install 'gpuwatch[tui]'")
+            pip = f"{sys.executable} -m pip"
+            print(f"for the recording in this terminal: {pip} install 'gpuwatch[tui]'")
     if drawn:
         from gpuwatch.commands.replay_view import watch
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import select
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -74,7 +75,8 @@ def require_rich(command: str) -> None:
     """Raise ConfigError if what the view is drawn with is not installed."""
     if importlib.util.find_spec("rich") is None:
         raise ConfigError(
-            f"gpuwatch {command}: rich is not installed: pip install 'gpuwatch[tui]', or add --json"
+            f"gpuwatch {command}: rich is not installed:"
+            f" {sys.executable} -m pip install 'gpuwatch[tui]', or add --json"
         )
 
 

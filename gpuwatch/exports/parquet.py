@@ -7,6 +7,7 @@ the tables says all the rest.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,8 @@ class Parquet:
             from pyarrow import parquet  # noqa: F401 - to be told before anything is made
         except ImportError as error:
             raise ConfigError(
-                "--to parquet: pyarrow is missing: pip install 'gpuwatch[export]'"
+                "--to parquet: pyarrow is missing:"
+                f" {sys.executable} -m pip install 'gpuwatch[export]'"
             ) from error
         output.mkdir()
         about = extract.about()

@@ -48,7 +48,7 @@ export class Samples {
     }
     const abort = (this.abort = new AbortController());
     const ask = (names, from) => names.length && this._ask(names, entities, grid, from, abort);
-    this.loading = whole.length > 0;
+    this.loading = whole.some((signal) => !this._overlaps(this.blocks.get(signal), grid));
     try {
       await Promise.all([ask(whole, grid.first), ask(tail, since)]);
     } finally {
@@ -66,6 +66,11 @@ export class Samples {
       for (const key of STATISTICS) moved[key] = slide(one[key], shift, grid.count);
       return moved;
     });
+  }
+
+  _overlaps(block, grid) {
+    if (block?.step !== grid.step) return false;
+    return grid.first >= block.first && grid.first < block.first + block.count;
   }
 
   _missing(block, grid) {

@@ -49,11 +49,28 @@ export function showHeader(status, recording) {
   document.title = `${firing ? `(${firing}) ` : ""}${mark}${verdict} · ${status.hostname ?? "gpuwatch"}`;
   const { kind, scenario, file } = status.source ?? {};
   const foreign = kind && kind !== "nvml" && !recording;
-  byId("notice").hidden = !foreign;
-  if (foreign) {
-    const what = [kind, scenario, file].filter(Boolean).join(" ");
-    show(byId("notice"), h("strong", {}, "Not this node's data: "), what);
-  }
+  const released = ["gpus", "counters"].filter((what) => status.released?.[what]);
+  byId("notice").hidden = !foreign && !released.length;
+  show(
+    byId("notice"),
+    foreign
+      ? h(
+          "p",
+          {},
+          h("strong", {}, "Not this node's data: "),
+          [kind, scenario, file].filter(Boolean).join(" "),
+        )
+      : null,
+    released.map((what) =>
+      h(
+        "p",
+        {},
+        h("strong", {}, `Released: ${what === "gpus" ? "GPUs" : what}, `),
+        "left to another tool until ",
+        h("code", {}, `gpuwatch resume ${what}`),
+      ),
+    ),
+  );
   const faults = [status.state?.fault, status.state?.history_fault].filter(Boolean);
   byId("fault").hidden = !faults.length;
   show(
