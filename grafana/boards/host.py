@@ -21,9 +21,19 @@ def row(selector: Callable[..., str]) -> Row:
         [
             stat(
                 "Kernel log read",
-                "Whether the kernel log is followed. NO: no Xid is seen, and none is not zero.",
+                "Whether the kernel log is followed. NO: only NVML tells of Xids, without process "
+                "and text, and of PCIe errors and stalls nobody does.",
                 "none",
                 selector("kmsg_up"),
+                mappings=YES_NO,
+                width=4,
+                height=7,
+            ),
+            stat(
+                "Xids heard by NVML",
+                "Whether NVML tells of the Xids of every GPU; it counts where the log is not read.",
+                "none",
+                f"min({selector('gpu_xid_events_heard')})",
                 mappings=YES_NO,
                 width=4,
                 height=7,
@@ -39,7 +49,7 @@ def row(selector: Callable[..., str]) -> Row:
                     Column("Since the start", expr=f"{times} and {last}"),
                 ],
                 sort=[("Last", True)],
-                width=20,
+                width=16,
                 height=7,
                 no_value="No Xid was logged",
             ),
