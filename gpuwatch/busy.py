@@ -54,14 +54,21 @@ class Host:
     released: frozenset[str] = frozenset()
 
 
-def reason(host: Host, seen: Seen) -> str:
-    """Return why no canary may run on a GPU that was seen like this, "" if it may."""
+def host_reason(host: Host) -> str:
+    """Return why GPUs may not even be looked at, "" if they may."""
     if "gpus" in host.released:
         return "GPUs are released: gpuwatch resume gpus"
     if "canaries" in host.released:
         return "canaries are paused: gpuwatch resume canaries"
     if host.jobs:
-        return f"a job of Slurm runs here: {_some(host.jobs)}"
+        return f"a job of Slurm runs here: {_some(sorted(host.jobs))}"
+    return ""
+
+
+def reason(host: Host, seen: Seen) -> str:
+    """Return why no canary may run on a GPU that was seen like this, "" if it may."""
+    if why := host_reason(host):
+        return why
     if seen.mig:
         return "MIG is on: it measures whole GPUs"
     if seen.compute_mode != "default":

@@ -20,7 +20,7 @@ from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.process import cause, settings_file
 
-PERIOD_SECONDS = 0.05
+PERIOD_SECONDS = 0.02
 OPEN_SECONDS = 60.0  # the first time after boot a driver without persistence takes long
 LATE_SECONDS = 2.0  # a look that takes longer hangs
 CLOSE_SECONDS = 0.5
@@ -58,7 +58,7 @@ class Gpu:
 
 
 class Looks:
-    """What is seen of some GPUs, twenty times a second; `gpus` are those, by number.
+    """What is seen of some GPUs, up to fifty times a second; `gpus` are those, by number.
 
     `wanted` are the numbers of those to look at, none for all; `numbers` are the numbers that are
     known, by PCI address: others follow in the order of the bus. Raises SourceUnavailable if there
@@ -96,7 +96,7 @@ class Looks:
         self._opening: int | None = None
         self._seen: dict[int, list[tuple[int, Seen]]] = {}
         self.gpus: dict[int, Gpu] = {}
-        self.here: list[int] = []
+        self.here: list[int] | None = None  # None while it is not told
         self.fault = ""
         self._heard_ns = monotonic_ns()
         try:
@@ -128,7 +128,9 @@ class Looks:
 
     def _answering(self) -> list[int]:
         """Return the GPUs of which looks should come; [-1] while it is not known which are here."""
-        return [one.number for one in self.gpus.values() if not one.fault] if self.here else [-1]
+        if self.here is None:
+            return [-1]
+        return [one.number for one in self.gpus.values() if not one.fault]
 
     def poll(self) -> None:
         """Take in the looks that have come; `fault` says why none will come any more."""

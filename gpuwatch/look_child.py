@@ -38,9 +38,11 @@ def main() -> int:
     settings = json.load(sys.stdin.buffer)
     try:
         handles = _open(settings)
+        look = _first_look
         while True:
-            seen = {number: _look(handle) for number, handle in handles.items()}
+            seen = {number: look(handle) for number, handle in handles.items()}
             _say({"time_ns": monotonic_ns(), "seen": seen})
+            look = _look
             time.sleep(settings["period_seconds"])
     except pynvml.NVMLError as error:
         _say({"fault": nvml.advice(error.value)})
@@ -93,19 +95,25 @@ def _identity(gpu: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _look(gpu: Any) -> dict[str, Any]:
-    """Return what `busy.Seen` is made of."""
-    used = _ask(lambda: memory(gpu)[0])
+def _first_look(gpu: Any) -> dict[str, Any]:
+    """Return all that `busy.Seen` has."""
     mode = _ask(lambda: pynvml.nvmlDeviceGetComputeMode(gpu))
+    return {
+        **_look(gpu),
+        "utilization_ratio": _ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        "memory_used_bytes": _ask(lambda: memory(gpu)[0]),
+        "compute_mode": COMPUTE_MODES.get(-1 if mode is None else mode, ""),
+        "mig": bool(_ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
+    }
+
+
+def _look(gpu: Any) -> dict[str, Any]:
+    """Return what may change while a canary runs, of what the driver answers by itself."""
     watts = _ask(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3)
     reasons = _ask(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     kind = pynvml.NVML_TEMPERATURE_GPU
     return {
         "processes": _ask(lambda: sorted(process_ids(gpu))),
-        "utilization_ratio": _ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-        "memory_used_bytes": used,
-        "compute_mode": COMPUTE_MODES.get(-1 if mode is None else mode, ""),
-        "mig": bool(_ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
         "clock_hertz": _ask(lambda: pynvml.nvmlDeviceGetClockInfo(gpu, nvml.CLOCK_SM) * 1e6),
         "power_watts": watts,
         "temperature_celsius": _ask(lambda: pynvml.nvmlDeviceGetTemperature(gpu, kind)),

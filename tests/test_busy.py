@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from gpuwatch.busy import USED_BYTES, Host, Seen, intruder, reason
+from gpuwatch.busy import USED_BYTES, Host, Seen, host_reason, intruder, reason
 from gpuwatch.slurm import jobs
 from gpuwatch.topology import node_processors
 
@@ -53,6 +53,7 @@ def test_a_gpu_that_is_used_is_not(changes, part):
 def test_a_host_that_is_used_is_not(host, part):
     """What was let go, a scheduler's job, and a container that sees nobody speak against it."""
     assert part in reason(host, IDLE)
+    assert (host_reason(host) == "") == (not host.host_pids)  # which GPUs may be looked at
 
 
 def test_other_leases_do_not_matter():

@@ -21,9 +21,9 @@ from gpuwatch.canaries import CANARIES
 from gpuwatch.canary import Task
 from gpuwatch.canary_worker import Worker
 
-def told(name, size):
+def told(name, size, **more):
     reader, writer = os.pipe()
-    task = Task(canary=name, size=size, bursts=5, burst_seconds=1e-3, warm_seconds=0)
+    task = Task(canary=name, size=size, bursts=5, burst_seconds=1e-3, warm_seconds=0, **more)
     worker = Worker({**task.settings("/nowhere"), "context_ns": (0, 5_000_000)}, writer)
     worker.torch, worker.device = torch, torch.device("cpu")
     importlib.import_module(f"gpuwatch.canaries.{name}").run(worker)
@@ -74,6 +74,34 @@ found["errors"] = {}
 for dtype in ("fp32", "tf32", "bf16", "fp16"):
     multiplied = matmul.multiplication(torch, dtype, left, right)()
     found["errors"][dtype] = float((multiplied.double() - exact).abs().max())
+# What is done on a GPU, with the parts of CUDA that processors lack made up.
+empty, times = torch.empty, iter(range(10**6))
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.milliseconds = next(times)
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return other.milliseconds - self.milliseconds
+
+torch.cuda.Event = Event
+torch.empty = lambda *sizes, pin_memory=False, **more: empty(*sizes, **more)
+torch.cuda.synchronize = lambda device: None
+gpu = {"gpus": ["GPU-a"]}
+for name, free, capability in (
+    ("hopper", 1e12, (9, 0)), ("turing", 1e12, (7, 5)), ("pascal", 1e12, (6, 1)),
+    ("full", 1e6, (6, 1)),
+):
+    torch.cuda.mem_get_info = lambda device, free=free: (free, free)
+    torch.cuda.get_device_capability = lambda device, capability=capability: capability
+    found[name] = told("matmul", 256, **gpu)
+found["full"] += told("memory", 1 << 20, **gpu) + told("pcie", 1 << 20, **gpu)
 print(json.dumps(found))
 """,
     )
@@ -125,6 +153,29 @@ def test_matrices_are_multiplied(told):
     assert errors["tf32"] < 1e-4  # which processors do not have
     assert errors["fp16"] < 0.1
     assert errors["bf16"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("hopper", ["fp8", "bf16", "fp16", "tf32", "fp32"]),
+        ("turing", ["fp16", "fp32"]),
+        ("pascal", ["fp32"]),
+    ],
+)
+def test_a_chip_multiplies_what_it_has(told, name, dtypes):
+    """Each dtype of its tensor cores, and fp32; the device's own clock is what counts."""
+    readings = told[name]
+    assert [one["dtype"] for one in readings] == dtypes
+    for reading in readings:
+        assert reading["value"] == pytest.approx(2 * 256**3 / 1e-3)  # a launch took a tick
+        assert reading["spread"] == 0
+
+
+def test_work_fits_into_what_is_free(told):
+    """With 1 MB free all sizes are halved until half of that is enough, and readings say so."""
+    sizes = [one["size"] for one in told["full"]]
+    assert sizes == [128, 1 << 17, 1 << 18, 1 << 18]
 
 
 def test_ranks_meet(tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """`gpuwatch canary run` on a node of scripted GPUs, with interpreters that only pretend."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from running import descendants, wait_for
 from test_canary import PREAMBLE
 
 from gpuwatch.cli import main
+from gpuwatch.errors import SourceUnavailable
 from gpuwatch.lease import Leases, this_boot
+from gpuwatch.look import Looks
 from gpuwatch.store import Store
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-{number:012d}" for number in range(2)]
@@ -178,7 +181,7 @@ def test_a_scheduler_s_job_is_left_alone(host, capsys, monkeypatch):
     (host.procfs / "20/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_9/step_0\n")
     code, results = host.run(capsys, "matmul")
     assert code == 3
-    assert all("a job of Slurm runs here: 9" in one["detail"] for one in results)
+    assert [one["detail"] for one in results] == ["a job of Slurm runs here: 9"]
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     assert host.run(capsys, "startup", "--gpu", "0")[0] == 0
 
@@ -261,8 +264,8 @@ def test_what_a_daemon_has_kept(host, capsys):
     leases.grant("gpus", 60.0)
     code, results = host.run(capsys, "startup")
     assert code == 3
-    assert [one["gpu"] for one in results] == [0, 1]
-    assert all("gpuwatch resume gpus" in one["detail"] for one in results)
+    assert [(one["result"], one["gpu"]) for one in results] == [("skipped", None)]
+    assert "gpuwatch resume gpus" in results[0]["detail"]
     leases.end("gpus")
     store.close()
     code, (result,) = host.run(capsys, "startup", "--gpu", "0")
@@ -299,6 +302,23 @@ def test_a_driver_that_hangs_does_not_hang_the_command(host):
     assert command.returncode == 3
     assert "the driver has not answered for 2 s" in output
     wait_for(lambda: not host.node.users(), what="the child that looked is gone")
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_gpu_that_hangs_when_it_is_opened_is_named(host):
+    """The look ends at its deadline and says which GPU holds it; the child is left behind."""
+    host.node.now("nvmlDeviceGetHandleByPciBusId", dev=1, takes_ms=-1)
+    with pytest.raises(SourceUnavailable, match="GPU 1: the driver does not answer"):
+        Looks(host.node.sysfs, {}, [], open_seconds=1)
+    (left,) = host.node.users()
+    os.kill(left, signal.SIGKILL)
+
+
+def test_a_driver_without_gpus_is_told_at_once(tmp_path, monkeypatch):
+    """A node whose driver runs but has no GPU: one line, no wait."""
+    host = Host(tmp_path, monkeypatch, 0)
+    with pytest.raises(SourceUnavailable, match="no NVIDIA GPU"):
+        Looks(host.node.sysfs, {}, [])
 
 
 def children_named(pid, part):

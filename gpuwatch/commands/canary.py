@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch import control, database
-from gpuwatch.busy import Host
+from gpuwatch.busy import Host, host_reason
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary_text import written
 from gpuwatch.clock import read_clocks
@@ -104,12 +104,15 @@ def _results(
     released = frozenset[str]()
     if not arguments.cpu:
         numbers, released = _kept(_state(arguments, config))
+    host = Host(
+        host_pids=_link(procfs / "self/ns/pid") == HOST_PIDS,
+        jobs=jobs(procfs) - {os.environ.get("SLURM_JOB_ID", "")},
+        released=released,
+    )
+    if not arguments.cpu and not arguments.force and (why := host_reason(host)):
+        yield from (Result(canary=name, detail=why) for name in names)
+        return
     with nullcontext() if arguments.cpu else closing(Looks(sysfs, numbers, arguments.gpu)) as looks:
-        host = Host(
-            host_pids=_link(procfs / "self/ns/pid") == HOST_PIDS,
-            jobs=jobs(procfs) - {os.environ.get("SLURM_JOB_ID", "")},
-            released=released,
-        )
         session = Session(python, size, looks, host=host, force=arguments.force, sysfs=sysfs)
         for name in names:
             yield from session.run(name)
