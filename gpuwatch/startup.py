@@ -108,7 +108,7 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
     make_directory(runtime, 0o755, "paths.runtime")
     _refuse_foreign(runtime)  # in /tmp somebody may have been quicker
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(runtime))
+        stack.enter_context(locked(runtime, "lock", "paths.runtime"))
         rings = ring_directory(runtime)
         if rings != runtime:
             stack.callback(_remove, rings)
@@ -123,6 +123,8 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
             make_directory(state, 0o750, "paths.state")
         except ConfigError as fault:
             log.warning("%s: state is kept in memory only", fault)
+        else:
+            stack.enter_context(locked(state, "gpuwatch.lock", "paths.state"))
         made_up = config["source"]["kind"] != "nvml"
         if made_up and state.is_relative_to(runtime):  # another run's past is none of this one's
             for path in state.glob("gpuwatch.sqlite*"):
@@ -211,21 +213,23 @@ def make_directory(path: Path, mode: int, key: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(runtime: Path) -> Iterator[TextIO]:
-    """Hold the runtime directory's lock; raises ConfigError if another daemon has it."""
+def locked(directory: Path, name: str, key: str) -> Iterator[TextIO]:
+    """Hold a directory's lock; raises ConfigError if another daemon has it."""
     try:
-        file = (runtime / "lock").open("a+")
+        file = (directory / name).open("a+")
     except OSError as error:
-        raise ConfigError(f"{runtime / 'lock'}: {error.strerror}: remove it") from error
+        raise ConfigError(f"{directory / name}: {error.strerror}: remove it") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             raise ConfigError(
-                f"paths.runtime {runtime}: gpuwatch is running there (process"
+                f"{key} {directory}: gpuwatch is running there (process"
                 f" {file.read().strip() or 'unknown'}): stop it or choose another directory"
             ) from error
+        except OSError as error:
+            log.warning("%s: %s: nothing keeps another gpuwatch out", file.name, error.strerror)
         # The lock is what counts: on a full file system it stands without our number.
         with contextlib.suppress(OSError):
             file.truncate(0)

@@ -108,3 +108,22 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, monkeypatch) -> 
     os.chown(name, NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(ConfigError, match="belongs to another user"):
         tmpfs.ring_directory(target)
+
+
+def test_a_state_directory_is_for_one(tmp_path: Path) -> None:
+    """Two daemons would mix their history, and one would finish recordings that the other writes.
+
+    The runtime directory may be where the state is.
+    """
+    one, other = tmp_path / "one", tmp_path / "other"
+    shared = {**config(one), "source": {"kind": "nvml"}}
+    with startup.prepared(shared):
+        second = {**shared, "paths": {**shared["paths"], "runtime": str(other)}}
+        with (
+            pytest.raises(ConfigError, match=f"paths.state .*process {os.getpid()}"),
+            startup.prepared(second),
+        ):
+            pass
+    with startup.prepared(second), startup.prepared({**shared, "paths": {
+        "runtime": str(one), "state": str(one)}}):  # fmt: skip
+        pass
