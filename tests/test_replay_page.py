@@ -127,6 +127,7 @@ def test_a_terminal_moves_in_time(recording):
             terminal.shows(shown)
         terminal.press("n")
         seen = terminal.shows("0:00:21 of")
+        assert "is being judged" in terminal.received
         assert any(f"{ALERT}_detected gpu 3" in line for line in seen)
         terminal.press("n")
         fired = terminal.shows(f"critical {ALERT} gpu 3")

@@ -22,6 +22,8 @@ SEEN_SECONDS = 1.0
 ALERTING = ("_detected", "_firing")
 NOT_YET = 503  # a reader that was not done in time: HTTP's "service unavailable"
 EVENTS_TOLD = 200  # by a status, the newest
+FAR = ("n", "p", "end")  # for these the whole recording has to be judged once
+JUDGING = "the recording is being judged …"
 KEYS_LINE = "q quit ←→ 1s PgUp/Dn 10s Space play n p alert ? help"
 KEYS = """\
 Keys
@@ -156,5 +158,7 @@ def watch(reader: Reader, first: Mapping[str, Any], url: str) -> None:
             for key in keys:
                 if key == "q":
                     return
+                if key in FAR:
+                    screen.show(shown.head, shown.body, [bar, foot(JUDGING, "")])
                 if not player.press(key) and not screen.scroll(key) and looks.press(key):
                     screen.offset = 0
