@@ -7,10 +7,11 @@ given it. What is not known is absent.
 """
 
 import math
+import re
 import socket
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ TABLE = Path(__file__).with_name("data") / "dcgm.toml"
 RATE_SECONDS = 10  # some counters are read once a second
 SERIES_LIMIT = 10_000
 XIDS = "gpu_xid_last_timestamp_seconds"
+XID = re.compile(r"\d{1,9}", re.ASCII)  # a recording may say anything
 
 
 class Field(NamedTuple):
@@ -54,14 +56,14 @@ class Past:
     def __init__(self) -> None:
         self._kept: deque[Counts] = deque(maxlen=RATE_SECONDS + 1)
 
-    def add(self, shown: Snapshot) -> Counts | None:
-        """Return the counters of ten seconds before the snapshot, or of the first one there was."""
+    def add(self, shown: Snapshot) -> Sequence[Counts]:
+        """Return the counters of each of the ten seconds before the snapshot, oldest first."""
         if shown.ticks:
             end_ns = shown.ticks[0].end_ns
             if not self._kept or end_ns - self._kept[-1].end_ns >= SECOND_NS:
                 totals = shown.totals
                 self._kept.append(Counts(end_ns, totals.counters, totals.uncovered_ns))
-        return self._kept[0] if self._kept else None
+        return tuple(self._kept)
 
 
 @cache
@@ -74,8 +76,8 @@ def fields() -> tuple[Field, ...]:
     )
 
 
-def render(shown: Snapshot, before: Counts | None = None) -> bytes:
-    """Return the page; rates are those since `before`, absent without it."""
+def render(shown: Snapshot, before: Sequence[Counts] = ()) -> bytes:
+    """Return the page; rates are those since the first of `before` that knows the counter."""
     values = _Values(shown, before)
     page, headers = Page(SERIES_LIMIT), {}
     entities = list(_labelled(shown))
@@ -94,9 +96,13 @@ def render(shown: Snapshot, before: Counts | None = None) -> bytes:
 
 
 def _converted(value: float, field: Field) -> float:
-    """Return a value in DCGM's unit; a gauge has no more than the seven digits of a float32."""
+    """Return a value in DCGM's unit, as an integer where it is one: scripts read these, too.
+
+    A gauge has no more than the seven digits of a float32.
+    """
     value *= field.factor
-    return float(f"{value:.7g}") if field.type == "gauge" else round(value, 6)
+    value = float(f"{value:.7g}") if field.type == "gauge" else round(float(value), 6)
+    return int(value) if value.is_integer() else value
 
 
 def _labelled(shown: Snapshot) -> Iterator[tuple[Entity, dict[str, str]]]:
@@ -135,7 +141,7 @@ def _bus_id(address: str) -> str:
 class _Values:
     """The values of a snapshot by entity and field."""
 
-    def __init__(self, shown: Snapshot, before: Counts | None) -> None:
+    def __init__(self, shown: Snapshot, before: Sequence[Counts]) -> None:
         self._shown = shown
         self._before = before
         self._signals = {(column.entity, column.name): column.signal for column in shown.columns}
@@ -191,15 +197,17 @@ class _Values:
         return total.active_ns / SECOND_NS
 
     def _rate(self, entity: Entity, name: str) -> float | None:
-        """Return a counter's increase a second since `before`, None while it is not read."""
-        key, before, totals = (entity, name), self._before, self._shown.totals
+        """Return a counter's increase a second over the last ten, None while it is not read."""
+        key, totals = (entity, name), self._shown.totals
         signal = self._signals.get(key)
+        known = (one for one in self._before if not math.isnan(one.counters.get(key, math.nan)))
+        before = next(known, None)
         if before is None or signal is None or self._shown.live(entity, name) is None:
             return None
         passed_ns = self._shown.ticks[0].end_ns - before.end_ns
         if signal.total is Total.COVERED:  # what happened in other time is not in the counter
             passed_ns -= totals.uncovered_ns.get(entity, 0) - before.uncovered_ns.get(entity, 0)
-        rise = totals.counters.get(key, math.nan) - before.counters.get(key, math.nan)
+        rise = totals.counters.get(key, math.nan) - before.counters[key]
         if passed_ns <= 0 or not rise >= 0:  # a counter that was reset; NaN
             return None
         return rise / passed_ns * SECOND_NS
@@ -209,7 +217,7 @@ class _Values:
         told = [
             (total.last_seconds, int(code))
             for (entity, code), total in self._shown.totals.xids.items()
-            if entity == gpu and total.last_seconds
+            if entity == gpu and total.last_seconds and XID.fullmatch(code)
         ]
         if told:
             _, code = max(told)

@@ -27,11 +27,11 @@ FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every scrape must not fi
 class Pages:
     """The pages of one snapshot; `exposition` is used by the web server's thread alone.
 
-    `before` are the counters of some seconds earlier, for rates.
+    `before` are the counters of the seconds before, for rates.
     """
 
     def __init__(
-        self, shown: Snapshot, exposition: Exposition, before: dcgm.Counts | None = None
+        self, shown: Snapshot, exposition: Exposition, before: Sequence[dcgm.Counts] = ()
     ) -> None:
         self.shown = shown
         self._exposition = exposition

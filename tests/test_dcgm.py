@@ -135,12 +135,11 @@ def test_the_default_fields_of_dcgm_exporter_are_served_or_explained():
 
 
 def test_labels_are_those_of_dcgm_exporter():
-    """Names, order and spelling, as its template and NVML write them."""
-    line = next(
-        line
-        for line in dcgm.render(snapshot(2)).decode().splitlines()
-        if line.startswith("DCGM_FI_DEV_POWER_USAGE{")
-    )
+    """Names, order and spelling, as its template and NVML write them; integers have no point."""
+    lines = dcgm.render(snapshot(2)).decode().splitlines()
+    line = next(line for line in lines if line.startswith("DCGM_FI_DEV_POWER_USAGE{"))
+    warm = next(line for line in lines if line.startswith("DCGM_FI_DEV_GPU_TEMP{"))
+    assert warm.endswith("} 61")
     host = socket.gethostname()
     assert line == (
         'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-0000-0",pci_bus_id="00000000:10:00.0",'
@@ -204,12 +203,13 @@ def test_the_newest_xid_is_shown():
     assert "DCGM_FI_DEV_XID_ERRORS" not in samples(dcgm.render(shown))
     shown.totals.xids[GPU, "79"] = EventTotal(1, 200.0)
     shown.totals.xids[GPU, "31"] = EventTotal(3, 100.0)
+    shown.totals.xids[GPU, "no number"] = EventTotal(1, 300.0)
     ((code, labels),) = samples(dcgm.render(shown))["DCGM_FI_DEV_XID_ERRORS"]["0", ""]
     assert (code, labels["err_code"]) == (79, "79")
     assert labels["err_msg"] == "the GPU has fallen off the bus"
 
 
-def rates(shown, before):
+def rates(shown, *before):
     """Return the rates of GPU 0: PCIe sent, NVLink sent, all NVLinks."""
     found = samples(dcgm.render(shown, before))
     return [
@@ -233,7 +233,9 @@ def test_rates_are_what_counters_rose_by():
     before = dcgm.Counts(end_ns - 10 * SECOND_NS, old, {GPU: 0})
     shown.totals.uncovered_ns[GPU] = 2 * SECOND_NS
     assert rates(shown, before) == [100.0, 2048000.0, 8.0]
-    assert rates(shown, None) == [None, None, None]
+    unread = before._replace(end_ns=before.end_ns - SECOND_NS, counters={(GPU, sent): float("nan")})
+    assert rates(shown, unread, before) == [100.0, 2048000.0, 8.0]
+    assert rates(shown, unread) == rates(shown) == [None, None, None]
     assert rates(shown, before._replace(end_ns=end_ns)) == [None, None, None]
     assert rates(shown, before._replace(counters={**old, (GPU, got): 1e12}))[1:] == [
         2048000.0,
@@ -247,20 +249,21 @@ def test_rates_are_what_counters_rose_by():
 def test_rates_look_ten_seconds_back():
     """They do not depend on who asks how often; a tick that is shown twice changes nothing."""
     past, shown = dcgm.Past(), snapshot(1)
-    first = past.add(replace(shown, totals=shown.totals.frozen()))
+    (first,) = past.add(replace(shown, totals=shown.totals.frozen()))
     ends = [shown.ticks[0].end_ns]
     for number in range(4002, 4102):
         shown = later(shown, number)
         ends.append(shown.ticks[0].end_ns)
-        before = past.add(replace(shown, totals=shown.totals.frozen()))
-        assert past.add(shown) is before
+        kept = past.add(replace(shown, totals=shown.totals.frozen()))
+        assert past.add(shown) == kept
+    before = kept[0]
     assert first.end_ns == ends[0]
     assert 10 <= (ends[-1] - before.end_ns) / SECOND_NS < 11
     key = (GPU, "gpu_pcie_received_bytes_total")
     assert shown.totals.counters[key] - before.counters[key] == 10 * (
         (ends[-1] - before.end_ns) / TICK_NS
     )
-    assert past.add(Snapshot(shown.totals)) is before
+    assert past.add(Snapshot(shown.totals)) == kept
 
 
 def test_the_document_has_the_table_as_it_is():
@@ -277,12 +280,15 @@ period_ms = 4.0
 """
 JOBS = """
   - job_name: dcgm
+    scrape_interval: 500ms
     params: {{format: [dcgm]}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
   - job_name: still
+    scrape_interval: 500ms
     metrics_path: /ours
     static_configs: [{{targets: ["127.0.0.1:{still}"]}}]
   - job_name: still-dcgm
+    scrape_interval: 500ms
     metrics_path: /dcgm
     static_configs: [{{targets: ["127.0.0.1:{still}"]}}]
 """
