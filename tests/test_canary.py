@@ -7,28 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from pretend import PREAMBLE
 from running import wait_for
 
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary import DEADLINES, WORKER, Run, Task, members
 
-# What a child of the tests begins with.
-PREAMBLE = """
-import json, os, signal, subprocess, sys, time
-
-def say(**message):
-    os.write(1, json.dumps(message).encode() + b"\\n")
-
-def reading(**fields):
-    say(reading={"gpu": 0, "environment": {}, "value": 1.0, "start_ns": 0, "end_ns": 0, **fields})
-
-def hang():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        time.sleep(100)
-
-settings = json.load(sys.stdin)
-"""
 GRANDCHILD = """
 found = subprocess.Popen([sys.executable, "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True);"

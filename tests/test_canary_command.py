@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from fake_nvml import environment
 from node import Node
+from pretend import PREAMBLE
 from running import descendants, wait_for
-from test_canary import PREAMBLE
 
 from gpuwatch.cli import main
 from gpuwatch.errors import SourceUnavailable
