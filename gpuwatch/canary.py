@@ -135,6 +135,7 @@ class Run:
         with contextlib.ExitStack() as undo:
             self.scratch = tempfile.mkdtemp(prefix="gpuwatch-canary-")
             undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            Path(self.scratch, "mps").mkdir()
             stdin = settings_file(task.settings(self.scratch))
             try:
                 self._popen = subprocess.Popen(

@@ -32,6 +32,7 @@ PR_SET_PDEATHSIG = 1
 JOIN_SECONDS = 60
 WARM_BURSTS = 5
 LEAST_BURSTS = 5
+MOST_LAUNCHES = 1000
 MEASURE_SECONDS = 1.0  # of bursts, unless they are too few
 ENVIRONMENT = "environment"  # the cause of what does not speak against the GPU
 # What CUDA and NCCL say of a machine that is not ready, and what to do.
@@ -121,20 +122,17 @@ class Worker:
         """Time a launch: `seconds`, the median over bursts, `spread`, and when that was.
 
         A burst takes 20 ms at most, or one launch. Those while clocks still rise do not count, and
-        of the rest the first does not. `count` is launches in a burst, found out if not given.
+        of the rest the first does not. `count` is launches in a burst, if ranks have agreed on it.
         """
+        together = count is not None
         self.phase("warm_up")
-        self._burst(launch, 1)
         if count is None:
+            self._burst(launch, 1)
+            self._warm_up(launch)
             count = self.launches(launch)
-        # All ranks make the same number of calls; alone, the clock says when it is warm.
-        warm = self.settings["warm_seconds"] * (0.2 if self._warm else 1)
-        end = time.monotonic() + warm
-        bursts_left = WARM_BURSTS
-        while bursts_left > 0 if self.joined else time.monotonic() < end:
-            self._burst(launch, count)
-            bursts_left -= 1
-        self._warm = True
+        else:  # all ranks make the same number of calls
+            for _ in range(WARM_BURSTS):
+                self._burst(launch, count)
         self._burst(launch, count)
         self.phase("measure")
         start = time.monotonic_ns()
@@ -142,7 +140,7 @@ class Worker:
         while len(bursts) < self.settings["bursts"]:
             bursts.append(self._burst(launch, count) / count)
             late = time.monotonic_ns() - start > MEASURE_SECONDS * 1e9
-            if late and len(bursts) >= LEAST_BURSTS and self.joined is None:
+            if late and len(bursts) >= LEAST_BURSTS and not together:
                 break
         seconds = statistics.median(bursts)
         return {
@@ -152,9 +150,18 @@ class Worker:
             "end_ns": time.monotonic_ns(),
         }
 
+    def _warm_up(self, launch: Callable[[], object]) -> None:
+        """Keep the device at work until its clocks have risen; less long once they had."""
+        seconds = self.settings["warm_seconds"] * (0.2 if self._warm else 1)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._burst(launch, self.launches(launch))
+        self._warm = True
+
     def launches(self, launch: Callable[[], object]) -> int:
         """Return how many launches a burst has."""
-        return max(1, int(self.settings["burst_seconds"] / max(self._burst(launch, 1), 1e-9)))
+        seconds = self._burst(launch, 1)
+        return max(1, min(MOST_LAUNCHES, int(self.settings["burst_seconds"] / max(seconds, 1e-6))))
 
     def _burst(self, launch: Callable[[], object], count: int) -> float:
         """Return the seconds that some launches take on the device."""

@@ -166,6 +166,11 @@ class Looks:
             case {"fault": fault}:
                 self.fault = fault
 
+    def forget(self) -> None:
+        """Keep of each GPU the newest look alone."""
+        for looks in self._seen.values():
+            del looks[:-1]
+
     def newest(self, number: int) -> Seen:
         """Return the newest look at a GPU."""
         return self._seen[number][-1][1]

@@ -87,7 +87,6 @@ class Session:
     ) -> None:
         self._python, self._size, self._looks = python, size, looks
         self._force, self._sysfs = force, sysfs
-        self._watch = not force and looks is not None
         self._busy: dict[int, str] = {}
         for gpu in looks.gpus.values() if looks else ():
             assert looks is not None
@@ -171,25 +170,19 @@ class Session:
             yield Result(canary=canary.name, gpu=alone, reading=reading, detail=outcome.fault)
 
     def _await(self, unit: Sequence[Gpu], task: Task) -> Outcome:
+        looks = self._looks
+        if looks is not None:
+            looks.forget()
         with Run(task, self._python) as run:
             while (outcome := run.poll()) is None:
-                if self._watch and (why := self._disturbed(unit, run)):
-                    run.stop(why)
+                if looks is not None:
+                    looks.poll()
+                    if not self._force and (why := disturbed(looks, unit, run)):
+                        run.stop(why)
                 time.sleep(POLL_SECONDS)
-        if self._looks is not None:
-            self._looks.poll()
+        if looks is not None:
+            looks.poll()
         return outcome
-
-    def _disturbed(self, unit: Sequence[Gpu], run: Run) -> str:
-        """Return why the run must end now, "" if it may go on."""
-        assert self._looks is not None
-        self._looks.poll()
-        if self._looks.fault:
-            return self._looks.fault
-        for gpu in unit:
-            if who := busy.intruder(self._looks.newest(gpu.number), run.owns):
-                return f"GPU {gpu.number}: {who}"
-        return ""
 
     def _reading(
         self, canary: Canary, unit: Sequence[Gpu], told: Mapping[str, Any], now: float
@@ -219,3 +212,13 @@ class Session:
 
     def _number(self, reading: CanaryReading, unit: Sequence[Gpu]) -> int | None:
         return next((gpu.number for gpu in unit if gpu.uuid == reading.entity.id), None)
+
+
+def disturbed(looks: Looks, unit: Sequence[Gpu], run: Run) -> str:
+    """Return why a run must end now, "" if it may go on."""
+    if looks.fault:
+        return looks.fault
+    for gpu in unit:
+        if who := busy.intruder(looks.newest(gpu.number), run.owns):
+            return f"GPU {gpu.number}: {who}"
+    return ""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpuwatch.canary_worker import Worker
 
+WARM = 20  # reductions before it is agreed how many there are in a burst
+
 
 def run(worker: Worker) -> None:
     """Tell bytes per second of the bus, and of the algorithm."""
@@ -24,7 +26,8 @@ def run(worker: Worker) -> None:
     reduce()  # the first makes the connections
     worker.synchronize()
     worker.phase("agree")
-    reduce()
+    for _ in range(WARM):
+        reduce()
     if worker.rank == 0:
         # Not measured by each: all must make the same number of calls.
         count = worker.launches(reduce)
