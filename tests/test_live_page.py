@@ -159,6 +159,7 @@ def test_an_alert_says_where_since_when_and_what_to_do(live, node):
     live.wait(f"document.querySelector('{card} .links a[href*=recording]')")
     assert live.text("#verdict .word").lower() == node.status()["verdict"]
     assert "simulated power-brake" in live.text("#notice")
+    assert live.text(gpu(2, "Memory used")) == "110 / 140\u00a0GiB"
 
 
 def test_values_move_and_only_what_is_new_is_fetched(live):
@@ -233,7 +234,7 @@ def test_what_is_not_there_yet_is_loading(live, node):
         os.kill(pid, signal.SIGSTOP)
     try:
         live.press(" ")
-        live.press("+")
+        live.press("-")
         live.wait("!document.querySelector('#loading').hidden")
         assert live.text("#chart-clock .lanes") == ""
     finally:

@@ -19,6 +19,7 @@ const PLAIN = {
   lanes: [1, "lanes", 0],
   per_second: [1, "/s", 1],
 };
+const GIB = 2 ** 30; // what memory is counted in, here, in `gpuwatch top` and by nvidia-smi
 const PREFIXED = { bytes: "B", bytes_per_second: "B/s", joules: "J", flops_per_second: "FLOP/s" };
 
 /** Return {factor, unit, digits} for values up to `largest`. */
@@ -26,6 +27,9 @@ export function scale(unit, largest) {
   if (unit in PLAIN) {
     const [factor, text, digits] = PLAIN[unit];
     return { factor, unit: text, digits };
+  }
+  if (unit === "memory") {
+    return { factor: 1 / GIB, unit: "GiB", digits: largest >= 100 * GIB ? 0 : 1 };
   }
   if (unit in PREFIXED) {
     const [size, prefix] = PREFIXES.find(([size]) => Math.abs(largest) >= size) ?? PREFIXES.at(-1);

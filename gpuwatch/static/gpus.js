@@ -85,7 +85,7 @@ function row(gpu, values, look) {
       bar(
         values.gpu_memory_used_bytes,
         values.gpu_memory_size_bytes,
-        ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "bytes"),
+        ofLimit(values.gpu_memory_used_bytes, values.gpu_memory_size_bytes, "memory"),
       ),
       (gpu.instances ?? []).map(instance),
     ),
@@ -98,7 +98,7 @@ function row(gpu, values, look) {
 /** Return the profile and memory of a MIG instance. */
 function instance({ profile, values }) {
   const used = values.gpu_instance_memory_used_bytes;
-  const memory = ofLimit(used, values.gpu_instance_memory_size_bytes, "bytes");
+  const memory = ofLimit(used, values.gpu_instance_memory_size_bytes, "memory");
   return h("span", { class: "part" }, `${profile ?? "MIG"}: ${memory}`);
 }
 
