@@ -260,7 +260,7 @@ with Run(Task(canary="startup", size=0, processes=2), sys.executable) as run:
     caller = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)},
     )
     with caller:
         assert caller.stdout is not None

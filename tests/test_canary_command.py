@@ -325,12 +325,15 @@ def children_named(pid, part):
     return [child for child, command in descendants(pid) if part in command]
 
 
-def test_an_interrupt_ends_the_canary(host):
-    """Ctrl-C leaves nothing behind."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_canary(host, number):
+    """Ctrl-C, or the word of a timeout, leaves nothing behind: no process, no file."""
+    host.environment["TMPDIR"] = str(host.directory)
     host.interpreter(LASTS)
     with host.command("matmul", "--gpu", "0") as command:
         (canary,) = wait_for(lambda: children_named(command.pid, "program.py"))
-        command.send_signal(signal.SIGINT)
+        command.send_signal(number)
         _, errors = command.communicate(timeout=60)
     assert (command.returncode, errors) == (130, "")
     wait_for(lambda: not host.node.users() and not Path(f"/proc/{canary}").exists())
+    assert not list(host.directory.glob("gpuwatch-canary-*"))

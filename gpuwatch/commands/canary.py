@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
@@ -81,7 +82,12 @@ class Canary:
         if not os.access(python, os.X_OK) or not Path(python).is_file():
             raise ConfigError(f"[canary] python {python}: not an interpreter: name one with torch")
         names = list(CANARIES) if "all" in arguments.names else dict.fromkeys(arguments.names)
-        results = list(_shown(_results(arguments, config, python, names), arguments.json))
+        # As an interrupt, so that the run is put away.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            results = list(_shown(_results(arguments, config, python, names), arguments.json))
+        finally:
+            signal.signal(signal.SIGTERM, before)
         codes = {CODES[one.result] for one in results}
         return next((code for code in (FAIL, UNKNOWN) if code in codes), PASS)
 
