@@ -145,7 +145,7 @@ export function showSources(status) {
       const cost = share(child.duty);
       const troubles = [
         child.stuck ? "stuck in a call" : "",
-        child.restarts ? `restarted ${child.restarts} times` : "",
+        child.restarts ? `restarts: ${child.restarts}` : "",
       ].filter(Boolean);
       return h(
         "li",
