@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from gpuwatch import __version__
 from gpuwatch.clock import ClockTriple
-from gpuwatch.errors import RecordingError
+from gpuwatch.errors import ConfigError, RecordingError
+from gpuwatch.paths import open_regular
 from gpuwatch.ring import PERIODS_NS, SHAPE_ERRORS, RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Column, Event, valid
 from gpuwatch.source import EntityInfo, constant_from_json, constant_to_json
@@ -186,11 +187,15 @@ class BlockReader:
         self.path = path
         line = first_line(what)
         try:
-            self._file = path.open("rb")
+            self._file = open_regular(path)
             found = self._file.readline(2 * len(line))
         except OSError as error:
             raise RecordingError(
                 f"{path}: {error.strerror}: give the path of a gpuwatch {what}"
+            ) from error
+        except ConfigError as error:
+            raise RecordingError(
+                f"{path}: not a regular file: give the path of a gpuwatch {what}"
             ) from error
         self.start = len(found)
         if found != line:

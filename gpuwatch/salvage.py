@@ -22,9 +22,13 @@ def salvage(settings: Mapping[str, Any]) -> dict[str, Any]:
     Settings: `unfinished` (paths); optional `recording` (the recorder's settings), and `crashed`,
     the directory of the rings, which is removed in the end.
     """
-    answer: dict[str, Any] = {}
+    answer: dict[str, Any] = {"adopted": []}
+    for path in map(Path, settings["unfinished"]):
+        try:
+            answer["adopted"] += filter(None, [_adopt(path)])
+        except OSError as error:  # the others may be well
+            answer["error"] = str(error)
     try:
-        answer["adopted"] = [*filter(None, map(_adopt, map(Path, settings["unfinished"])))]
         if settings.get("recording"):
             answer["saved"] = record(settings["recording"])
     except (GpuwatchError, OSError) as error:

@@ -1,6 +1,7 @@
 """Recordings that somebody else made, by accident or on purpose: what they may not do here."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.errors import RecordingError
 from gpuwatch.recording import RecordingReader, RecordingWriter
 from gpuwatch.ring import RingSchema
+from gpuwatch.salvage import salvage
 from gpuwatch.signals import Column, Entity, Histogram
 from gpuwatch.source import EntityInfo
 from gpuwatch.summation import RingWindows
@@ -87,3 +89,23 @@ def test_lateness_that_is_no_time(value: float) -> None:
     window = tick.window(GPU, 'clock_hertz{clock="0"}')
     assert window is not None
     assert window.covered_ns > 0.8 * TICK_NS
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """What has no end is no recording, and no history."""
+    path = tmp_path / "x.gwr"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDWR), "r+b", buffering=0) as pipe:
+        pipe.write(b"x\n")  # so that who reads all the same does not wait
+        with pytest.raises(RecordingError, match="not a regular file"):
+            RecordingReader(path)
+
+
+def test_what_cannot_be_saved_does_not_keep_the_rest(tmp_path: Path) -> None:
+    """Beside what is no file, a recording that was left unfinished gets its name."""
+    (tmp_path / "a.gwr.tmp").mkdir()
+    with RecordingWriter(tmp_path / "b.gwr.tmp", make_head(make_schema())) as writer:
+        writer.rows(RowsBlock(0, MILLISECOND, 10**12, make_rows(make_schema(), 8)))
+    said = salvage({"unfinished": [str(tmp_path / f"{name}.gwr.tmp") for name in "ab"]})
+    assert said["adopted"] == ["b.gwr"]
+    assert "a.gwr.tmp" in said["error"]
