@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -48,6 +48,9 @@ class Shown(Protocol):
     def status(self) -> dict[str, Any]:
         """Return what `/api/v1/status` shows: JSON types only, None for what is not known."""
 
+    def canaries(self) -> Sequence[Mapping[str, Any]]:
+        """Return the last readings of canaries, as `courses` describes them."""
+
     def place(self) -> Place:
         """Return where samples and recordings lie."""
 
@@ -62,6 +65,8 @@ class Api:
         self._closing = asyncio.Event()
         self._text = b""
         self._of: Mapping[str, Any] | None = None  # the status that text says
+        self._canaries_text = b""
+        self._courses: Sequence[Mapping[str, Any]] | None = None  # those that this text says
 
     @property
     def cpu_seconds(self) -> float:
@@ -75,6 +80,7 @@ class Api:
             "stream": self._stream,
             "columns": self._columns,
             "series": self._series,
+            "canaries": self._canaries,
             "recordings": self._recordings,
             "recordings/{name}": self._recording,
         }
@@ -119,6 +125,16 @@ class Api:
             points=points,
         )
 
+    async def _canaries(self, request: Request) -> Response:
+        name = _Query(request, ("recording",)).recording or self._shown.place().recording
+        if name is not None:
+            return await self._read(self._kept, request, what="canaries", recording=name)
+        courses = self._shown.canaries()
+        if courses is not self._courses:
+            self._canaries_text = _json({"canaries": courses})
+            self._courses = courses
+        return Response(self._canaries_text, headers=JSON)
+
     async def _recordings(self, request: Request) -> Response:
         _Query(request, ())
         return await self._read(self._kept, request, what="recordings")
@@ -148,13 +164,10 @@ class Api:
         return _Events(self)
 
     def _status_text(self) -> bytes:
-        """Return the status as JSON, made once for all that ask.
-
-        In ASCII: the name of a host or a directory may be bytes that are no UTF-8.
-        """
+        """Return the status as JSON, made once for all that ask."""
         status = self._shown.status()
         if status is not self._of:
-            self._text = json.dumps(status, allow_nan=False, separators=(",", ":")).encode()
+            self._text = _json(status)
             self._of = status
         return self._text
 
@@ -278,6 +291,11 @@ class _Query:
             except ValueError:
                 raise RequestError(f"entity: {text[:50]!r}: give kind/id, as gpu/0") from None
         return found or None
+
+
+def _json(value: Any) -> bytes:
+    """Return JSON in ASCII: the name of a host or a directory may be bytes that are no UTF-8."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:

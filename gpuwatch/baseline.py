@@ -18,6 +18,7 @@ from gpuwatch import baseline_table as table
 from gpuwatch.baseline_table import Entry, Kept, epoch
 from gpuwatch.canary_reading import CanaryReading, Shape
 from gpuwatch.canary_text import Peers, Standing, said, value_of
+from gpuwatch.courses import COURSES, READINGS, SHOWN_SECONDS, CourseLog
 from gpuwatch.database import Connection
 from gpuwatch.expected import expected
 from gpuwatch.judgement import Kind, Opinion, Point
@@ -60,14 +61,20 @@ class Baseline:
     """The baselines of this host, in the store's file.
 
     `fires` says whether an alert about a GPU (or, for the host, about any) fires, of warning or
-    worse: what is read then is kept and judged, but moves no baseline.
+    worse: what is read then is kept and judged, but moves no baseline. `log` has the last readings.
     """
 
     def __init__(self, store: Store, fires: Callable[[Entity], bool] = lambda _: False) -> None:
         self._store = store
         self._fires = fires
+        self.log = CourseLog()
         self._unsaved: deque[tuple[Entry, CanaryReading, bool]] = deque(maxlen=UNSAVED)
         self._load(store.run(table.load) or (), store.run(table.load_results) or {})
+        entries = sorted(self._entries.values(), key=lambda entry: entry.newest)[-COURSES:]
+        recent = [one for one in entries if one.newest >= time.time() - SHOWN_SECONDS]
+        load = partial(table.load_recent, entries=recent, most=READINGS)
+        for entry, readings in store.run(load) or ():
+            self.log.put(entry, (reading for reading, _ in readings))
 
     @classmethod
     def of(
@@ -90,6 +97,7 @@ class Baseline:
                 continue
             taken += 1
             self._entries[entry.key] = entry
+            self.log.put(entry, (reading for reading, _ in readings))
             self._store.run(partial(_replace, entry=entry, readings=readings))
             results = [
                 (reading.time, reading.result == "ok")
@@ -116,6 +124,11 @@ class Baseline:
 
     def add(self, reading: CanaryReading) -> Judgement:
         """Keep a reading and judge it; one without a result is neither."""
+        judgement = self._judge(reading)
+        self.log.add(reading, judgement.kind)
+        return judgement
+
+    def _judge(self, reading: CanaryReading) -> Judgement:
         if reading.result in ("failed", "aborted"):
             what = reading.detail or "no result"
             return Judgement(kind="unknown", text=f"{reading.result}: {what}")
@@ -207,6 +220,11 @@ class Baseline:
         elif ratio is None or 1 - ratio >= PEER_LOSS:
             entry.shared = self.peers(entry) == "whole_node"
         return entry.shared
+
+    def course_of(self, reading: CanaryReading) -> Entry | None:
+        """Return the course that a reading belongs to, None if there is none yet."""
+        found = Entry(reading.entity, reading.shape, epoch(reading.environment))
+        return self._entries.get(found.key)
 
     def newest(self, uuid: str) -> float | None:
         """Return when a GPU last gave a reading, unix seconds; None if it never did."""

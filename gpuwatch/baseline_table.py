@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -118,11 +119,25 @@ def load(file: Connection) -> list[Entry]:
     return found
 
 
-def load_readings(file: Connection, entry: Entry) -> list[tuple[CanaryReading, bool]]:
-    """Return the readings of a course, oldest first, and whether each moved no baseline."""
+def load_recent(file: Connection, entries: Iterable[Entry], most: int) -> list[Kept]:
+    """Return so many of the last readings of each course; those that make no sense are left out."""
+    found = []
+    for entry in entries if _is_there(file) else ():
+        with suppress(ValueError, TypeError, KeyError):
+            found.append(Kept(entry, load_readings(file, entry, most)))
+    return found
+
+
+def load_readings(
+    file: Connection, entry: Entry, most: int = -1
+) -> list[tuple[CanaryReading, bool]]:
+    """Return the readings of a course, oldest first, and whether each moved no baseline.
+
+    With `most` the last of them alone.
+    """
     query = f"""
         SELECT {", ".join(MEASURED)}, frozen FROM canary_readings
-        WHERE course = ({_ID}) ORDER BY time"""  # noqa: S608
+        WHERE course = ({_ID}) ORDER BY time DESC LIMIT ?"""  # noqa: S608
     shared = {
         **entry.shape._asdict(),
         "entity": entry.entity,
@@ -130,10 +145,10 @@ def load_readings(file: Connection, entry: Entry) -> list[tuple[CanaryReading, b
         "environment": json.loads(entry.environment),
     }
     found = []
-    for *values, frozen in file.execute(query, entry.key):
+    for *values, frozen in file.execute(query, (*entry.key, most)):
         told = dict(zip(MEASURED, values, strict=True))
         found.append((CanaryReading.from_json({**shared, **told}), bool(frozen)))
-    return found
+    return found[::-1]
 
 
 def load_results(file: Connection) -> dict[Entity, list[tuple[float, bool]]]:

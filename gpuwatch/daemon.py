@@ -24,7 +24,7 @@ from gpuwatch.errors import INTERNAL, ConfigError
 from gpuwatch.event_log import EventLog
 from gpuwatch.evidence import FlightRecorder
 from gpuwatch.exposition import Exposition
-from gpuwatch.facts import gather, in_trouble, seen_rates, seen_slots
+from gpuwatch.facts import by_uuid, gather, in_trouble, seen_rates, seen_slots
 from gpuwatch.feed import Feed, entities_of
 from gpuwatch.idle import IdleTime
 from gpuwatch.inventory import Inventory
@@ -40,6 +40,7 @@ from gpuwatch.rules import RULES
 from gpuwatch.siblings import Done, ProcessorTime, SamplerChannels, SupervisorChannel
 from gpuwatch.signals import HOST, Event
 from gpuwatch.snapshot import ChildState
+from gpuwatch.standings import Standings
 from gpuwatch.status import READER, snapshot
 from gpuwatch.store import Store
 from gpuwatch.topology import given_gpus, pci_gpus
@@ -89,6 +90,7 @@ class Daemon:
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
         self.leases = Leases(self.store, boot_id)
         self.baseline = Baseline(self.store, lambda about: in_trouble(self, about))
+        self.standings = Standings()
         self.idle = IdleTime()
         # Canaries' processes that outlived being killed; None while none may run here.
         self.canaries_stuck: int | None = None
@@ -307,6 +309,7 @@ class Daemon:
             self.inventory.expected(configured, self.gpus_pci or 0) or self.gpus_pci
         )
         self.feed.facts = gather(self)
+        self.standings.look(self.baseline, by_uuid(self))
 
     def whole_status(self) -> Sequence[Message]:
         """Return the newest status with the minute before it, as packets."""
@@ -333,6 +336,10 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Return the newest status."""
         return self._shelf.status()
+
+    def canaries(self) -> Sequence[Mapping[str, Any]]:
+        """Return the last readings of canaries."""
+        return self.standings.courses
 
     def place(self) -> Place:
         """Return where samples and recordings lie."""

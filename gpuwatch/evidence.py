@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks
 from gpuwatch.control import Message
+from gpuwatch.courses import Course, within
 from gpuwatch.feed import Feed, entities_of
 from gpuwatch.kernel_log import XID, told
 from gpuwatch.place import names_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
 
 DEADLINE_SECONDS = 120.0
+CANARIES_SECONDS = 86_400.0  # before a recording: what canaries found is in it
 CRASH, REQUEST = "crash", "request"  # in the place of a rule in a recording's name
 REASONS = ("quiet", "disk_full", "failed")
 
@@ -191,9 +193,18 @@ class FlightRecorder:
             },
             "events": self._sampled_events(take),
             "alerts": alerts,
+            "canaries": self._canaries(take),
             "config": daemon.config,
             "free_ratio": daemon.config["recorder"]["free_ratio"],
         }
+
+    def _canaries(self, take: Take) -> list[Course]:
+        """Return what canaries found within the recording and in the day before."""
+        clocks = read_clocks()
+        since, until = (
+            clocks.wall_ns(time_ns) / SECOND_NS for time_ns in (take.since_ns, take.until_ns)
+        )
+        return within(self._daemon.standings.courses, since - CANARIES_SECONDS, until)
 
     def _sampled_events(self, take: Take) -> list[dict[str, Any]]:
         """Return what happened, without what the rules said of it: a replay judges again."""

@@ -33,7 +33,7 @@ from gpuwatch.signals import (
     quote,
 )
 
-EVENTS, ALERTS = "events", "alerts"
+EVENTS, ALERTS, CANARIES = "events", "alerts", "canaries"
 FOREVER = (-(2**63), 2**63 - 1)
 
 Array = npt.NDArray[Any]
@@ -71,7 +71,7 @@ class Rows(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Something at an instant: an event, or an alert as plain data."""
+    """Something at an instant: an event, an alert or a canary's reading, as plain data."""
 
     time_ns: int
     wall_ns: int
@@ -125,7 +125,7 @@ class Extract(ABC):
     a boot. `has_reads`: whether rows say how they were read. `head` tells of host, clocks and
     config, `labels` of entities. Once all rows were read `counts` (by table) and `span` (wall
     time of the first and the last) are theirs, and `missing` has a line for each part that should
-    be there; `moments` counts events and alerts that were read.
+    be there; `moments` counts events, alerts and readings of canaries.
     """
 
     sort: ClassVar[str]
@@ -176,6 +176,15 @@ class Extract(ABC):
     def alerts(self) -> Iterator[Moment]:
         """Yield the alerts of the chosen entities, by their beginning. Raises RecordingError."""
         return self._chosen_moments(self._alerts(), ALERTS)
+
+    def canaries(self) -> Iterator[Moment]:
+        """Yield the readings of canaries on the chosen entities, course by course."""
+        inside = (m for m in self._canaries() if self.choice.is_inside(m.wall_ns))
+        return self._chosen_moments(inside, CANARIES)
+
+    def _canaries(self) -> Iterator[Moment]:
+        """Yield all readings; history has none."""
+        return iter(())
 
     @abstractmethod
     def _events(self) -> Iterator[Moment]:
@@ -237,7 +246,7 @@ def chosen_tables(
     entities = {*(column.entity for column in columns), *labels}
     known_entities = {f"{entity.kind}/{entity.id}" for entity in entities}
     known_kinds = {entity.kind for entity in entities}
-    known_tables = {table.name for table in found} | {EVENTS, ALERTS}
+    known_tables = {table.name for table in found} | {EVENTS, ALERTS, CANARIES}
     _check(path, "table", choice.tables, known_tables, known_tables)
     _check(path, "signal", choice.signals, known_names, {c.signal.name for c in columns})
     _check(path, "entity", choice.entities, known_entities | known_kinds, known_entities)
@@ -247,7 +256,7 @@ def chosen_tables(
         if wanted and choice.has_table(table.name):
             names = tuple(full_names(wanted, labels))
             tables[place] = table._replace(columns=tuple(wanted), names=names)
-    if not tables and not {EVENTS, ALERTS} & set(choice.tables):
+    if not tables and not {EVENTS, ALERTS, CANARIES} & set(choice.tables):
         raise RecordingError(
             f"{path}: no column is of these signals, entities and tables together: ask for fewer"
         )

@@ -129,6 +129,12 @@ class Course:
         return Opinion(kind, look.speed / baseline.level, self.loss, self.cause, retest)
 
     @property
+    def limit(self) -> float | None:
+        """The speed from which on a look is low, None before the seed is whole."""
+        baseline = self.baseline()
+        return None if baseline is None else baseline.level - self._least_loss(baseline)
+
+    @property
     def loss(self) -> float | None:
         """How much a confirmed regression takes: of the baseline, or of the reference."""
         baseline = self.baseline()
@@ -189,9 +195,11 @@ class Course:
         return self.reference
 
     def _is_low(self, look: Point, baseline: Baseline) -> bool:
+        return baseline.level - look.speed >= self._least_loss(baseline)
+
+    def _least_loss(self, baseline: Baseline) -> float:
         least = LOSS if self.learned >= LEARNED else LEARNING_LOSS
-        lost = baseline.level - look.speed
-        return lost >= max(least * baseline.level, SIGMAS * baseline.sigma)
+        return max(least * baseline.level, SIGMAS * baseline.sigma)
 
     def _close(self) -> None:
         """Take the look for over: judge it, and make it a part of the baseline if it is sound."""

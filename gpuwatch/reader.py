@@ -44,9 +44,9 @@ KEPT_BYTES = 32 << 20
 class Reader:
     """Answers requests about the node of `place`; one at a time.
 
-    A request is plain data: `what` is `series`, `columns`, `recordings` or `status`; the other
-    keys are as the HTTP API has them, `entities` as pairs. Rings stay open, and so does the
-    recording that was asked for last.
+    A request is plain data: `what` is `series`, `columns`, `canaries`, `recordings` or `status`;
+    the other keys are as the HTTP API has them, `entities` as pairs. Rings stay open, and so does
+    the recording that was asked for last.
     """
 
     def __init__(self, place: Place) -> None:
@@ -64,6 +64,7 @@ class Reader:
             "columns": self._columns,
             "recordings": self._recordings,
             "status": self._status,
+            "canaries": self._canaries,
         }
         try:
             return kinds[request["what"]](request)
@@ -183,13 +184,21 @@ class Reader:
         newest = sorted(listed.values(), key=lambda one: (one["start"], one["name"]), reverse=True)
         return {"recordings": newest}
 
+    def _canaries(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = self._name(request)
+        if name is None:
+            raise RequestError("recording: give the name of one")
+        return {"canaries": self._record(name).canaries}
+
     def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         name = self._name(request)
         if name is None:
             raise RequestError("recording: give the name of one")
         recorded = self._record(name)
         if self._rerun is None:
-            self._rerun = Rerun(recorded.path, self.place.rules, recorded.offset_ns)
+            self._rerun = Rerun(
+                recorded.path, self.place.rules, recorded.offset_ns, recorded.canaries
+            )
         seconds = request.get("time")
         return self._rerun.at(None if seconds is None else round(seconds * SECOND_NS))
 

@@ -18,13 +18,16 @@ from gpuwatch.codec import (
     decode_list,
     decode_rows_head,
 )
+from gpuwatch.courses import Course, courses_from_json
 from gpuwatch.errors import RecordingError
-from gpuwatch.recording import ALERTS, END, HEAD, ROWS, SLICE_NS, SORT
+from gpuwatch.recording import ALERTS, CANARIES, END, HEAD, ROWS, SLICE_NS, SORT
 from gpuwatch.ring import SHAPE_ERRORS
 from gpuwatch.signals import Entity, valid
 from gpuwatch.summation import HOLD_PERIODS
 from gpuwatch.timeline import Held, Line, Timeline, lines_of
 from gpuwatch.window import TICK_NS
+
+KINDS = (ROWS, ALERTS, CANARIES, END)
 
 
 class _Place(NamedTuple):
@@ -44,6 +47,7 @@ class Recorded:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.alerts: list[dict[str, Any]] = []
+        self.canaries: list[Course] = []
         self.complete = False
         self._file = BlockReader(path, SORT)
         try:
@@ -61,12 +65,15 @@ class Recorded:
         self._places: list[list[_Place]] = [[] for _ in self.head.rings]
         self.offset_ns = self.head.clocks[-1].wall_ns(0) if self.head.clocks else 0
         end_ns = self.head.start_ns
-        for block in self._file.blocks(first.end, (ROWS, ALERTS, END), ROWS_HEAD_BYTES):
+        for block in self._file.blocks(first.end, KINDS, ROWS_HEAD_BYTES):
             if block.kind == END:
                 self.complete, end_ns = True, self.head.end_ns
             elif block.kind == ALERTS:
                 whole = next(self._file.blocks(block.start))
                 self.alerts += decode_list(whole.raw, self.path)
+            elif block.kind == CANARIES:
+                whole = next(self._file.blocks(block.start))
+                self.canaries += courses_from_json(decode_list(whole.raw, self.path))
             else:
                 rows = decode_rows_head(block.raw, self.path)
                 if rows.ring >= len(self._places):

@@ -47,6 +47,7 @@ from gpuwatch.summation import row_dtype
 
 SORT = "recording"
 HEAD, ROWS, EVENTS, ALERTS, END = b"HEAD", b"ROWS", b"EVNT", b"ALRT", b"END\0"
+CANARIES = b"CNRY"  # who does not know this kind passes over it
 SLICE_NS = SECOND_NS
 FILE_MODE = 0o640
 NICE = 10  # a job on the node goes first, evidence can wait a little
@@ -105,6 +106,10 @@ class RecordingWriter:
         """Write alerts as plain data."""
         self._block(ALERTS, encode_json([dict(alert) for alert in alerts]))
         self._counts["alerts"] += len(alerts)
+
+    def canaries(self, courses: Sequence[Mapping[str, Any]]) -> None:
+        """Write the readings of canaries, as `courses` describes them."""
+        self._block(CANARIES, encode_json(courses))
 
     def close(self) -> None:
         """Complete the file, make it durable and give it its final name."""
@@ -210,9 +215,9 @@ def record(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Settings: `output`, `rings` (paths), `since_ns`, `until_ns`; optional `names` (pairs of
     entities: as in the rings, as recorded), `entities`, `constants` (per duty), `events`, `alerts`,
-    `config`, `host`. A ring that has gone is left out. Rows are taken from all rings first, and
-    compressed afterwards: memory is bounded by the rings' size, and nothing is overwritten
-    meanwhile.
+    `canaries`, `config`, `host`. A ring that has gone is left out. Rows are taken from all rings
+    first, and compressed afterwards: memory is bounded by the rings' size, and nothing is
+    overwritten meanwhile.
 
     Raises RecordingError if no ring has such a row, OSError if the file cannot be written, or if
     less of the disk is free than `free_ratio` (optional).
@@ -259,6 +264,8 @@ def record(settings: Mapping[str, Any]) -> dict[str, Any]:
         with writer:
             writer.events([Event.from_json(event) for event in settings.get("events", ())])
             writer.alerts(settings.get("alerts", ()))
+            if courses := settings.get("canaries"):
+                writer.canaries(courses)
             for floor in range(start, end, SLICE_NS):
                 for index, ring in enumerate(taken):
                     low, high = np.searchsorted(ring.rows["time_ns"], [floor, floor + SLICE_NS])

@@ -10,7 +10,9 @@ import numpy as np
 
 from gpuwatch.clock import SECOND_NS, ClockTriple, wall_text
 from gpuwatch.codec import Block, BlockReader, RowsBlock, damaged, decode_events, decode_list
+from gpuwatch.courses import courses_from_json
 from gpuwatch.extract import ALERTS as ALERTS_TABLE
+from gpuwatch.extract import CANARIES as CANARIES_TABLE
 from gpuwatch.extract import EVENTS as EVENTS_TABLE
 from gpuwatch.extract import (
     Choice,
@@ -23,7 +25,7 @@ from gpuwatch.extract import (
     cleaned,
     event_moment,
 )
-from gpuwatch.recording import ALERTS, EVENTS, SORT, RecordingReader
+from gpuwatch.recording import ALERTS, CANARIES, EVENTS, SORT, RecordingReader
 from gpuwatch.ring import SHAPE_ERRORS
 from gpuwatch.signals import UNKNOWN_INTEGER, Entity
 
@@ -90,6 +92,16 @@ class RecordingExtract(Extract):
                     raise damaged(self.path, "an alert") from error
                 yield moment
 
+    def _canaries(self) -> Iterator[Moment]:
+        offset_ns = self._walls([0])[0] if self.head.clocks else 0
+        for block in self._blocks(CANARIES):
+            for course in courses_from_json(decode_list(block.raw, self.path)):
+                entity = Entity.from_json(course["entity"])
+                for reading in course["readings"]:
+                    wall_ns = round(reading["time"] * SECOND_NS)
+                    detail = {**course, **course["environments"][reading["environment"]], **reading}
+                    yield Moment(wall_ns - offset_ns, wall_ns, entity, course["canary"], detail)
+
     def _rows(self) -> Iterator[Rows]:
         with closing(RecordingReader(self.path)) as reader:
             for block in reader:
@@ -151,8 +163,8 @@ class _Walls:
 
 def _numbered(names: Sequence[str]) -> list[str]:
     """Return the names, with a number those that something before has."""
-    taken = [EVENTS_TABLE, ALERTS_TABLE]
+    taken = [EVENTS_TABLE, ALERTS_TABLE, CANARIES_TABLE]
     for name in names:
         numbered = (f"{name}-{number}" for number in count(2))
         taken.append(next(one for one in chain([name], numbered) if one not in taken))
-    return taken[2:]
+    return taken[3:]

@@ -9,7 +9,7 @@ import json
 import time
 import zlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from gpuwatch import __version__
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.causes import Causes
 from gpuwatch.clock import SECOND_NS, wall_text
+from gpuwatch.courses import Course, worst
 from gpuwatch.errors import RequestError
 from gpuwatch.playback import Playback
 from gpuwatch.presence import Presence
@@ -40,11 +41,20 @@ SECONDS_AT_ONCE = 8.0
 class Rerun:
     """The states of one recording; `offset_ns` turns its times into wall time.
 
+    `canaries` are the readings in it.
+
     Raises RecordingError if it makes no sense.
     """
 
-    def __init__(self, path: Path, rules: Mapping[str, Mapping[str, Any]], offset_ns: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rules: Mapping[str, Mapping[str, Any]],
+        offset_ns: int,
+        canaries: Sequence[Course] = (),
+    ) -> None:
         self._path = path
+        self._canaries = canaries
         self._offset_ns = offset_ns
         self._reader = RecordingReader(path)
         self._engine = AlertEngine(RULES, rules, None, "")
@@ -88,6 +98,9 @@ class Rerun:
             {**event.to_json(), "time": wall_text(event.time_ns + self._offset_ns)}
             for event in so_far[-EVENTS_SHOWN:]
         ]
+        if self._canaries:
+            until = (self._times[index] + self._offset_ns) / SECOND_NS
+            state["canaries"] = {"changes": 0, "worst": worst(self._canaries, until)}
         return state
 
     def _take(self, tick: Tick) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gpuwatch.extract import (
     ALERTS,
+    CANARIES,
     EVENTS,
     Array,
     Extract,
@@ -76,6 +77,30 @@ ALERT_FIELDS = (
     Field("limit", "float64"),
     *(Field(name, "text") for name in ("detail", "next_step", "recording", "verdict")),
 )
+# Of fields without a unit those that are numbers are in that of the field `unit`.
+CANARY_FIELDS = (
+    TIMES[0],
+    *(Field(name, "text") for name in ("entity_kind", "entity_id", "uuid", "canary")),
+    *(Field(name, "int64") for name in ("size", "gpus")),
+    *(Field(name, "text") for name in ("dtype", "direction", "result", "judged")),
+    Field("value", "float64", {"help": "What the canary gave, in `unit`."}),
+    Field("unit", "text"),
+    Field("ratio", "float64", {"help": "By the baseline; less is slower.", "unit": "ratio"}),
+    Field("baseline", "float64", {"help": "In the environment of the reading."}),
+    Field("limit", "float64", {"help": "From which on a reading is slow."}),
+    Field("expected", "float64", {"help": "What a healthy card of the model gives."}),
+    Field("spread", "float64", {"unit": "ratio"}),
+    *(
+        Field(f"{name}_{unit}", "float64", {"unit": unit})
+        for name, unit in (
+            ("clock", "hertz"),
+            ("power", "watts"),
+            ("temperature", "celsius"),
+            ("throttle", "seconds"),
+        )
+    ),
+    *(Field(name, "text") for name in ("model", "settings", "detail")),
+)
 
 
 def fields_of(extract: Extract, table: Table) -> list[Field]:
@@ -109,7 +134,7 @@ def cells_of(table: Table, rows: Rows) -> Iterator[Cells]:
 
 
 def moment_cells(moments: Sequence[Moment], fields: Sequence[Field]) -> Iterator[Cells]:
-    """Yield the cells of events or alerts, field by field."""
+    """Yield the cells of events, alerts or readings, field by field."""
     for field in fields:
         found = [_cell(moment, field) for moment in moments]
         there = np.array([value is not None for value in found])
@@ -141,6 +166,7 @@ def put_sheets(extract: Extract, sink: Sink) -> dict[str, Any]:
     for name, fields, moments in (
         (EVENTS, EVENT_FIELDS, extract.events()),
         (ALERTS, ALERT_FIELDS, extract.alerts()),
+        (CANARIES, CANARY_FIELDS, extract.canaries()),
     ):
         while part := list(islice(moments, MOMENTS_AT_ONCE)):
             put(name, fields, moment_cells(part, fields))
@@ -158,7 +184,7 @@ def write_about(about: Mapping[str, Any], output: Path) -> None:
 
 
 def _cell(moment: Moment, field: Field) -> Any:
-    """Return what an event or an alert says under a name, None if nothing."""
+    """Return what a moment says under a name, None if nothing."""
     match field.name:
         case "time":
             return None if moment.wall_ns == UNKNOWN_INTEGER else moment.wall_ns
@@ -166,11 +192,13 @@ def _cell(moment: Moment, field: Field) -> Any:
             return moment.time_ns
         case "entity_kind" | "entity_id":
             return moment.entity.kind if field.name == "entity_kind" else moment.entity.id
-        case "event" | "alert":
+        case "event" | "alert" | "canary":
             return moment.name
     value = moment.detail.get(field.name)
-    if field.type == "float64":
-        return float(value) if isinstance(value, int | float) else None
+    if isinstance(value, Mapping):  # of what is expected the value alone, of settings all
+        value = value["value"] if field.type == "float64" else json.dumps(value, sort_keys=True)
+    if field.type in ("float64", "int64"):
+        return value if isinstance(value, int | float) else None
     return None if value is None else str(value)
 
 

@@ -50,6 +50,7 @@ class Snapshot:
     state) and holds every pair from the start; `released` says of each thing that can be released
     whether it is. `events` are the newest ones, and `about` is what else the status page shows.
     `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
+    `canaries` is what the status says of canaries, {} without readings.
     `losses` are what each GPU lost time to, and `recordings_skipped` counts by reason.
     `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
     """
@@ -73,6 +74,7 @@ class Snapshot:
     gpus_pci: int | None = None
     gpus_expected: int | None = None
     verdict: Mapping[str, Any] | None = None
+    canaries: Mapping[str, Any] = field(default_factory=dict)
     recordings: int = 0
     recordings_skipped: Mapping[str, int] = field(default_factory=dict)
     history_rows: int = 0

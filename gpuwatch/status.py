@@ -52,6 +52,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         gpus_pci=daemon.gpus_pci,
         gpus_expected=daemon.gpus_expected,
         verdict=judge(alerts) if daemon.ticks else None,
+        canaries=daemon.standings.brief,
         recordings=daemon.recorder.saved,
         recordings_skipped=daemon.recorder.skipped.copy(),
         history_rows=daemon.archive.rows,
@@ -196,6 +197,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
             if info.entity.kind == "rdma_port"
         ],
         "host": {"values": _values(shown, HOST)},
+        **({"canaries": shown.canaries} if shown.canaries else {}),
         "children": [
             {**report, "cpu_seconds": told.cpu_seconds if told else None}
             for report in about.get("children", ())

@@ -101,6 +101,7 @@ def picture(
     for section in (
         _ports(status, history, width),
         _host(status, history, width),
+        _canaries(status, width),
         _sources(status, history, width),
         _events(status),
     ):
@@ -234,6 +235,22 @@ def _host(status: Mapping[str, Any], minute: told.Minute, width: int) -> list[Te
     if blocked:
         parts.append(f"{blocked:.0f} processes blocked on a GPU")
     return _flow("HOST", parts, width)
+
+
+def _canaries(status: Mapping[str, Any], width: int) -> list[Text]:
+    """Return where each canary went worst, by how much of its baseline it gave, and how old."""
+    now = (told.number(status.get("realtime_ns")) or 0.0) / 1e9
+    parts = []
+    for one in told.mappings(told.mapping(status.get("canaries")).get("worst")):
+        kind, identifier = told.entity(one.get("entity"))
+        place = f"GPU {identifier}" if kind == "gpu" else kind
+        ratio, when = told.number(one.get("ratio")), told.number(one.get("time"))
+        right = "WRONG" if one.get("result") == "wrong" else "right"
+        shape = [told.text(one.get(name)) for name in ("canary", "dtype", "direction")]
+        words = [*filter(None, shape), right if ratio is None else f"{ratio:.3f}", place]
+        age = None if when is None else max(0.0, now - when)
+        parts.append(" ".join([*words, told.span(age)]))
+    return _flow("CANARIES", parts, width)
 
 
 def _flow(head: str, parts: Sequence[str], width: int) -> list[Text]:

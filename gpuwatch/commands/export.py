@@ -251,10 +251,10 @@ def _sync(*paths: Path) -> None:
 def _stream(extract: "Extract") -> None:
     """Write the one table that is chosen to standard output."""
     from gpuwatch.exports.csv import Csv
-    from gpuwatch.extract import ALERTS, EVENTS
+    from gpuwatch.extract import ALERTS, CANARIES, EVENTS
 
     names = [table.name for table in extract.tables]
-    names += [name for name in (EVENTS, ALERTS) if name in extract.choice.tables]
+    names += [name for name in (EVENTS, ALERTS, CANARIES) if name in extract.choice.tables]
     if len(names) != 1:
         told = f"--output -: a stream is one table, these are {len(names)}: give --table with"
         if len(names) <= TOLD:

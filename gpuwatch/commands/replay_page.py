@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ class _Pages:
     def status(self) -> dict[str, Any]:
         """Return how it was when the recording began."""
         return self._status
+
+    def canaries(self) -> Sequence[Mapping[str, Any]]:
+        """Return no readings: those of the recording are read from it."""
+        return ()
 
     def place(self) -> Place:
         """Return where the recording lies."""

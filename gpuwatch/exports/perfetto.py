@@ -1,9 +1,10 @@
 """Perfetto: one trace, as https://ui.perfetto.dev and its trace processor open it.
 
 A node is a track with one for each entity below it, and there a counter for each column in its
-unit, a slice for each time a bit was set, events and alerts. A counter has a point wherever it
-changes, and the last one before: between them it holds. A trace cannot say that a value is not
-known: the counter is NaN there, which is NULL in SQL and drawn as 0, and a slice beside it says so.
+unit, a slice for each time a bit was set, events, alerts and readings of canaries. A counter has a
+point wherever it changes, and the last one before: between them it holds. A trace cannot say that a
+value is not known: the counter is NaN there, which is NULL in SQL and drawn as 0, and a slice
+beside it says so.
 
 Times are those of the node's monotonic clock; snapshots of its clocks relate them to the others, so
 traces of the same node fall into place. History spans boots, so its times are wall time.
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from gpuwatch.extract import (
     ALERTS,
+    CANARIES,
     EVENTS,
     Array,
     Extract,
@@ -37,6 +39,12 @@ from gpuwatch.trace import BEGIN, BOOTTIME, END, INSTANT, MONOTONIC, REALTIME, T
 Mask = npt.NDArray[np.bool_]
 
 FIRST = -1  # rank of what stands above the columns
+SHAPE = ("size", "dtype", "direction", "gpus")
+CANARY_NOTES = (
+    *SHAPE,
+    *("result", "judged", "value", "unit", "ratio", "baseline", "limit", "spread", "clock_hertz"),
+    *("power_watts", "temperature_celsius", "throttle_seconds", "detail", "time", "settings"),
+)
 PACKETS_KEPT = 20_000  # before they are compressed and written: some megabytes
 
 
@@ -188,6 +196,7 @@ class _Timeline:
             for moment in moments:
                 self._note(name, moment)
                 self._trace.flush(PACKETS_KEPT)
+        self._note_canaries()
         self._trace.flush()
 
     def _begin(self) -> None:
@@ -221,11 +230,27 @@ class _Timeline:
             cells = np.insert(values, gaps, line.unknown) if len(gaps) else values
             line.add(times - shift_ns, cells)
 
+    def _note_canaries(self) -> None:
+        """Add readings: all from the start on, and of each course the newest from before."""
+        before = {}
+        for moment in self._extract.canaries():
+            expected = moment.detail["expected"]
+            shown = {name: moment.detail[name] for name in CANARY_NOTES}
+            told = moment._replace(detail={**shown, "expected": expected and expected["value"]})
+            if moment.time_ns < self._start_ns:
+                before[moment.entity, moment.name, *(shown[name] for name in SHAPE)] = told
+            else:
+                self._note(CANARIES, told)
+        for told in before.values():
+            self._note(CANARIES, told)
+
     def _note(self, track: str, moment: Moment) -> None:
         """Add an instant; what began before the trace is shown where that begins."""
         time_ns = moment.time_ns if self._extract.is_steady else moment.wall_ns
         if track == ALERTS:
             time_ns = min(max(time_ns, self._start_ns), self._end_ns)
+        elif track == CANARIES:
+            time_ns = max(time_ns, self._start_ns)
         entity = self._tracks.entity(moment.entity)
         event = self._trace.event(INSTANT, self._tracks.below(entity, track, FIRST), time_ns)
         event.name = moment.name

@@ -1,0 +1,178 @@
+"""Standings: how all courses of canaries stand, with their last readings, to be shown and kept."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpuwatch.baseline import Baseline
+from gpuwatch.baseline_table import Entry
+from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
+from gpuwatch.canary_text import CAUSES, WHO, Standing, value_of
+from gpuwatch.courses import COURSES, SHOWN_SECONDS, Course, Noted, reading_json, worst
+from gpuwatch.expected import figure
+from gpuwatch.signals import HOST, Entity
+
+
+class Standings:
+    """What is known of canaries as plain data, made anew only when there are other readings.
+
+    `courses` is never changed, only replaced: another thread may read it. `brief` is what the
+    status says of it, {} without any reading.
+    """
+
+    def __init__(self) -> None:
+        self.courses: Sequence[Course] = ()
+        self.brief: Mapping[str, Any] = {}
+        self._made_of: tuple[Any, ...] = (0, ())
+
+    def look(self, baseline: Baseline, gpus: Mapping[str, Entity]) -> None:
+        """Take in the readings there are; `gpus` are those that are here, by uuid."""
+        made_of = (baseline.log.changes, tuple(gpus.items()))
+        if made_of == self._made_of or not baseline.log.changes:
+            return
+        self._made_of = made_of
+        now = time.time()
+        self.courses = _courses(baseline, gpus, now - SHOWN_SECONDS)
+        brief = {"changes": baseline.log.changes, "worst": worst(self.courses, now)}
+        self.brief = brief if self.courses else {}
+
+
+def _courses(baseline: Baseline, gpus: Mapping[str, Entity], since: float) -> list[Course]:
+    standings = {(one.entity, one.shape): one for one in baseline.standings() if one.current}
+    log = baseline.log
+    failed = {key: list(runs) for key, runs in log.failed.items()}
+    found = []
+    for (entity, shape), noted in log.readings.items():
+        runs = failed.get((entity, shape.canary), [])
+        newest = [one for one in (*noted, *map(Noted, runs)) if one.reading.time >= since]
+        standing = standings.get((entity, shape))
+        if newest and standing is not None:
+            newest.sort(key=lambda one: one.reading.time)
+            found.append(_course(baseline, newest, standing, gpus))
+    for (entity, canary), runs in failed.items():
+        newest = [Noted(run) for run in runs if run.time >= since]
+        alone = not any((entity, canary) == (about, shape[0]) for about, shape in log.readings)
+        if newest and alone:
+            found.append(_without_result(newest, gpus))
+    found.sort(key=lambda one: one["readings"][-1]["time"], reverse=True)
+    order = list(UNITS)
+    return sorted(
+        found[:COURSES],
+        key=lambda one: (
+            order.index(one["canary"]),
+            *_shape(one),
+            len(one["entity"][1]),
+            one["entity"],
+        ),
+    )
+
+
+def _shape(course: Course) -> Shape:
+    return Shape(*(course[name] for name in Shape._fields))
+
+
+def _about(reading: CanaryReading, shape: Shape, gpus: Mapping[str, Entity]) -> dict[str, Any]:
+    """Return of what a course is; a GPU that is here by its number."""
+    entity, uuid = reading.entity, "" if reading.entity == HOST else reading.entity.id
+    return {
+        **shape._asdict(),
+        "unit": UNITS[shape.canary],
+        "entity": list(gpus.get(uuid, entity)),
+        "uuid": uuid,
+        "model": reading.model,
+    }
+
+
+def _course(
+    baseline: Baseline, noted: Sequence[Noted], standing: Standing, gpus: Mapping[str, Entity]
+) -> Course:
+    environments: list[dict[str, Any]] = []
+    places: dict[str, int] = {}
+    readings = []
+    place, level = 0, None
+    for reading, kind in noted:
+        if reading.result in ("ok", "wrong"):  # one that failed tells no environment
+            entry = baseline.course_of(reading)
+            if entry is None:
+                continue
+            if entry.environment not in places:
+                places[entry.environment] = len(environments)
+                environments.append(_environment(entry, reading))
+            place = places[entry.environment]
+            judged = None if standing.shape.canary == "integrity" else entry.course.baseline()
+            level = judged.level if judged else None
+        ratio = reading.speed / level if reading.speed and level else None
+        readings.append(reading_json(reading, kind, ratio, place))
+    if not environments:
+        environments.append(_nowhere(noted[0].reading))
+    kinds = [kind for reading, kind in noted if reading.result in ("ok", "wrong")]
+    suspect = standing.state == "normal" and kinds[-1:] == ["suspect"]
+    state = "suspect" if suspect else standing.state
+    return {
+        **_about(noted[-1].reading, standing.shape, gpus),
+        "model": standing.model,
+        "state": state,
+        "text": _text(standing, state),
+        "loss": standing.loss,
+        "cause": standing.cause,
+        "peers": standing.peers,
+        "ratio": None if standing.shape.canary == "integrity" else standing.ratio,
+        "expected_ratio": standing.expected_ratio,
+        "environments": environments,
+        "readings": readings,
+    }
+
+
+def _environment(entry: Entry, reading: CanaryReading) -> dict[str, Any]:
+    """Return an environment, the baseline in it and what is expected there."""
+    canary = entry.shape.canary
+    baseline = None if canary == "integrity" else entry.course.baseline()
+    limit = entry.course.limit
+    expected = figure(reading)
+    about = None
+    if expected:
+        about = {**asdict(expected), "value": expected.value}
+        del about["part"]
+    return {
+        "since": reading.time,
+        "settings": json.loads(entry.environment),
+        "baseline": value_of(canary, baseline.level) if baseline else None,
+        "limit": value_of(canary, limit) if baseline and limit else None,
+        "expected": about,
+    }
+
+
+def _nowhere(reading: CanaryReading) -> dict[str, Any]:
+    known = {"baseline": None, "limit": None, "expected": None}
+    return {"since": reading.time, "settings": {}, **known}
+
+
+def _without_result(noted: Sequence[Noted], gpus: Mapping[str, Entity]) -> Course:
+    """Return a course of which no run has come to its end."""
+    last = noted[-1].reading
+    names = ("loss", "ratio", "expected_ratio")
+    return {
+        **_about(last, last.shape, gpus),
+        "state": "failed",
+        "text": f"{last.result}: {last.detail}" if last.detail else last.result,
+        "cause": "",
+        "peers": "",
+        **dict.fromkeys(names),
+        "environments": [_nowhere(noted[0].reading)],
+        "readings": [reading_json(reading, "", None, 0) for reading, _ in noted],
+    }
+
+
+def _text(standing: Standing, state: str) -> str:
+    """Return how a course stands, in words."""
+    if state == "wrong":
+        return "wrong results"
+    if state == "suspect":
+        return "suspect: not confirmed"
+    if not standing.loss:
+        return state
+    loss = f"{100 * standing.loss:.1f} % slower"
+    parts = (loss, CAUSES.get(standing.cause, ""), WHO.get(standing.peers, ""))
+    return f"{state}: {', '.join(filter(None, parts))}"
