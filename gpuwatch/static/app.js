@@ -1,6 +1,7 @@
 // The page: what is shown of which time, kept up with the node.
 
 import { get, Stream } from "./api.js";
+import { Canaries } from "./canaries.js";
 import { chartOf, chartsFor, otherSignals } from "./charts.js";
 import { byId, h, show } from "./dom.js";
 import { clock, duration, utc } from "./format.js";
@@ -21,6 +22,7 @@ const AGAIN_MS = 2000;
 const timeline = new Timeline();
 const samples = new Samples();
 const look = new Look();
+const canaries = new Canaries(look, showFault);
 let columns = [];
 let plots = [];
 let status = null;
@@ -90,6 +92,7 @@ function showStatus() {
   showGpus(status, look);
   showSources(status);
   showEvents(status, byId("filter").value);
+  canaries.follow(status, timeOf(status), replay?.recording.name);
 }
 
 function pixels() {
