@@ -124,17 +124,18 @@ class Baseline:
 
     def add(self, reading: CanaryReading) -> Judgement:
         """Keep a reading and judge it; one without a result is neither."""
-        judgement = self._judge(reading)
-        self.log.add(reading, judgement.kind)
-        return judgement
-
-    def _judge(self, reading: CanaryReading) -> Judgement:
         if reading.result in ("failed", "aborted"):
+            self.log.fail(reading)
             what = reading.detail or "no result"
             return Judgement(kind="unknown", text=f"{reading.result}: {what}")
+        entry = self._entry(reading)
+        judgement = self._judge(reading, entry)
+        self.log.add(reading, entry, judgement.kind)
+        return judgement
+
+    def _judge(self, reading: CanaryReading, entry: Entry) -> Judgement:
         self._losses = None
         frozen = self._fires(reading.entity)
-        entry = self._entry(reading)
         opinion = add_reading(entry, reading, frozen=frozen)
         self._save(entry, reading, frozen)
         if reading.result == "wrong" or reading.canary == "integrity":
@@ -220,11 +221,6 @@ class Baseline:
         elif ratio is None or 1 - ratio >= PEER_LOSS:
             entry.shared = self.peers(entry) == "whole_node"
         return entry.shared
-
-    def course_of(self, reading: CanaryReading) -> Entry | None:
-        """Return the course that a reading belongs to, None if there is none yet."""
-        found = Entry(reading.entity, reading.shape, epoch(reading.environment))
-        return self._entries.get(found.key)
 
     def newest(self, uuid: str) -> float | None:
         """Return when a GPU last gave a reading, unix seconds; None if it never did."""

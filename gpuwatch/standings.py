@@ -50,7 +50,7 @@ def _courses(baseline: Baseline, gpus: Mapping[str, Entity], since: float) -> li
         standing = standings.get((entity, shape))
         if newest and standing is not None:
             newest.sort(key=lambda one: one.reading.time)
-            found.append(_course(baseline, newest, standing, gpus))
+            found.append(_course(newest, standing, gpus))
     for (entity, canary), runs in failed.items():
         newest = [Noted(run) for run in runs if run.time >= since]
         alone = not any((entity, canary) == (about, shape[0]) for about, shape in log.readings)
@@ -85,29 +85,24 @@ def _about(reading: CanaryReading, shape: Shape, gpus: Mapping[str, Entity]) -> 
     }
 
 
-def _course(
-    baseline: Baseline, noted: Sequence[Noted], standing: Standing, gpus: Mapping[str, Entity]
-) -> Course:
+def _course(noted: Sequence[Noted], standing: Standing, gpus: Mapping[str, Entity]) -> Course:
+    canary = standing.shape.canary
     environments: list[dict[str, Any]] = []
-    places: dict[str, int] = {}
+    places: dict[str, tuple[int, float | None]] = {}  # by environment: its place, the level there
     readings = []
     place, level = 0, None
-    for reading, kind in noted:
-        if reading.result in ("ok", "wrong"):  # one that failed tells no environment
-            entry = baseline.course_of(reading)
-            if entry is None:
-                continue
+    for reading, entry, kind in noted:
+        if entry is not None:
             if entry.environment not in places:
-                places[entry.environment] = len(environments)
-                environments.append(_environment(entry, reading))
-            place = places[entry.environment]
-            judged = None if standing.shape.canary == "integrity" else entry.course.baseline()
-            level = judged.level if judged else None
+                about, level = _environment(entry, reading)
+                places[entry.environment] = (len(environments), level)
+                environments.append(about)
+            place, level = places[entry.environment]
         ratio = reading.speed / level if reading.speed and level else None
         readings.append(reading_json(reading, kind, ratio, place))
     if not environments:
         environments.append(_nowhere(noted[0].reading))
-    kinds = [kind for reading, kind in noted if reading.result in ("ok", "wrong")]
+    kinds = [one.kind for one in noted if one.entry is not None]
     suspect = standing.state == "normal" and kinds[-1:] == ["suspect"]
     state = "suspect" if suspect else standing.state
     return {
@@ -118,15 +113,18 @@ def _course(
         "loss": standing.loss,
         "cause": standing.cause,
         "peers": standing.peers,
-        "ratio": None if standing.shape.canary == "integrity" else standing.ratio,
+        "ratio": None if canary == "integrity" else standing.ratio,
         "expected_ratio": standing.expected_ratio,
         "environments": environments,
         "readings": readings,
     }
 
 
-def _environment(entry: Entry, reading: CanaryReading) -> dict[str, Any]:
-    """Return an environment, the baseline in it and what is expected there."""
+def _environment(entry: Entry, reading: CanaryReading) -> tuple[dict[str, Any], float | None]:
+    """Return an environment with its baseline and what is expected, and the baseline's speed.
+
+    What integrity takes is no matter of speed: it has no baseline.
+    """
     canary = entry.shape.canary
     baseline = None if canary == "integrity" else entry.course.baseline()
     limit = entry.course.limit
@@ -135,13 +133,14 @@ def _environment(entry: Entry, reading: CanaryReading) -> dict[str, Any]:
     if expected:
         about = {**asdict(expected), "value": expected.value}
         del about["part"]
-    return {
+    found = {
         "since": reading.time,
         "settings": json.loads(entry.environment),
         "baseline": value_of(canary, baseline.level) if baseline else None,
-        "limit": value_of(canary, limit) if baseline and limit else None,
+        "limit": value_of(canary, limit) if baseline and limit and limit > 0 else None,
         "expected": about,
     }
+    return found, baseline.level if baseline else None
 
 
 def _nowhere(reading: CanaryReading) -> dict[str, Any]:
@@ -161,7 +160,7 @@ def _without_result(noted: Sequence[Noted], gpus: Mapping[str, Entity]) -> Cours
         "peers": "",
         **dict.fromkeys(names),
         "environments": [_nowhere(noted[0].reading)],
-        "readings": [reading_json(reading, "", None, 0) for reading, _ in noted],
+        "readings": [reading_json(reading, "", None, 0) for reading, *_ in noted],
     }
 
 
