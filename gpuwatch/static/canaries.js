@@ -191,7 +191,7 @@ class Chart {
     this.note();
   }
 
-  /** Lay out the readings on one row of times; what another GPU's time has none of is undefined. */
+  /** Lay out the readings on one row of times; at a time of another GPU alone one is undefined. */
   prepare() {
     const ends = (one) => one.environments.slice(1).map(({ since }) => since - MOMENT);
     const own = (one) => [...one.readings.map(({ time }) => time), ...ends(one)];
@@ -200,17 +200,22 @@ class Chart {
     this.data = [times];
     const values = [];
     for (const course of this.courses) {
-      const [high, low, line] = [0, 1, 2].map(() => new Array(times.length).fill(undefined));
+      const line = new Array(times.length).fill(undefined);
+      const [high, low] = [0, 1].map(() => new Array(times.length).fill(null));
       for (const reading of course.readings) {
-        const place = places.get(reading.time);
-        const { baseline, limit } = course.environments[reading.environment];
-        const width = limit === null ? null : Math.abs(baseline - limit);
-        high[place] = width === null ? null : (baseline + width) * this.factor;
-        low[place] = width === null ? null : (baseline - width) * this.factor;
-        if (hasResult(reading) && reading.value !== null) line[place] = reading.value * this.factor;
-        values.push(line[place], high[place], low[place]);
+        if (!hasResult(reading) || reading.value === null) continue;
+        values.push((line[places.get(reading.time)] = reading.value * this.factor));
       }
-      for (const end of ends(course)) high[places.get(end)] = low[places.get(end)] = null;
+      for (const [number, { baseline, limit }] of course.environments.entries()) {
+        const own = course.readings.filter(({ environment }) => environment === number);
+        if (limit === null || !own.length) continue;
+        const edges = [baseline * 2 - limit, limit].map((one) => one * this.factor);
+        const [first, last] = [own[0], own.at(-1)].map(({ time }) => places.get(time));
+        high.fill(Math.max(...edges), first, last + 1);
+        low.fill(Math.min(...edges), first, last + 1);
+        for (const end of ends(course)) high[places.get(end)] = low[places.get(end)] = null;
+        values.push(...edges);
+      }
       this.data.push(high, low, line);
     }
     const known = values.filter((one) => typeof one === "number");
