@@ -11,9 +11,11 @@ import signal
 from collections.abc import Callable, Iterable
 
 NUMBERS = {
+    "DAC_READ_SEARCH": 2,
     "SETPCAP": 8,
     "NET_ADMIN": 12,
     "IPC_LOCK": 14,
+    "SYS_PTRACE": 19,
     "SYS_ADMIN": 21,
     "SYS_NICE": 23,
     "SYS_RESOURCE": 24,

@@ -21,7 +21,7 @@ from gpuwatch.logs import Format, Level
 from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
 from gpuwatch.rules import RULES
 from gpuwatch.scenario import SCENARIOS
-from gpuwatch.sources import SOURCES
+from gpuwatch.sources import OFF, SOURCES
 from gpuwatch.xid import catalogue
 
 # Flags whose name is not that of their key.
@@ -145,6 +145,7 @@ class Counters(Duty):
     """The duty that reads NVML values which the GPU itself must answer."""
 
     budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.2
+    container_logs: Text = "/var/log/containers"
 
 
 class Host(Duty):
@@ -229,7 +230,7 @@ Settings = _tables(
         "ring": Ring,
         "recorder": Recorder,
         "history": History,
-        "collectors": _table("Collectors", dict.fromkeys(_names, (bool, True))),
+        "collectors": _table("Collectors", {name: (bool, name not in OFF) for name in _names}),
         "state": State,
         "counters": Counters,
         "host": Host,

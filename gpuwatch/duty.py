@@ -12,7 +12,12 @@ from gpuwatch.process import Process, cause
 
 log = logging.getLogger("gpuwatch.supervisor")
 
-CAPABILITIES: Mapping[str, tuple[str, ...]] = {"state": ("SYS_NICE",), "host": ("SYSLOG",)}
+CAPABILITIES: Mapping[str, tuple[str, ...]] = {
+    "state": ("SYS_NICE",),
+    # Environments of jobs, which take both: their files are closed, and so are their processes.
+    "counters": ("DAC_READ_SEARCH", "SYS_PTRACE"),
+    "host": ("SYSLOG",),
+}
 START_DEADLINE_NS = 30 * SECOND_NS
 SILENT_DEADLINE_NS = 10 * SECOND_NS
 SILENT = "does nothing"

@@ -17,6 +17,21 @@ INFOS = {
     "rdma_port": ("rdma_port_info", "What the RDMA port is and where it sits; always 1."),
     "interface": ("nic_info", "What the network interface serves and where it sits; always 1."),
 }
+# Who uses a GPU or an instance now, by kind.
+TENANT_INFOS = {
+    "job": (
+        "gpu_job_info",
+        (
+            "A Slurm job with a process on the GPU: its id, its user and what it tells of itself;"
+            " always 1."
+        ),
+    ),
+    "pod": (
+        "gpu_pod_info",
+        "A pod of Kubernetes with a process on the GPU, and the container; always 1.",
+    ),
+    "process": ("gpu_process_info", "A user and a command with a process on the GPU; always 1."),
+}
 # What an administrator may change of a GPU has a series apart, so that `gpu_info` lasts.
 MODES = frozenset(
     {
@@ -35,7 +50,7 @@ FAMILIES = (
     ("gpus_visible", "gauge", "GPUs that answer the driver."),
     ("gpus_pci", "gauge", "NVIDIA GPUs on the PCI bus."),
     ("gpus_expected", "gauge", "GPUs that this node should have."),
-    *((name, "gauge", text) for name, text in INFOS.values()),
+    *((name, "gauge", text) for name, text in (*INFOS.values(), *TENANT_INFOS.values())),
     ("gpu_mode_info", "gauge", "How the GPU is set, and what holds after its reset; always 1."),
     ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
     ("released", "gauge", "1 while this is left to another tool."),

@@ -9,7 +9,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from gpuwatch.kernel_log import XID, XID_BY_NVML
 from gpuwatch.paths import VERDICT, open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Column, Entity, Event, Kind, column_name
-from gpuwatch.source import NOT_PLANNED, EntityInfo, constant_from_json
+from gpuwatch.source import NOT_PLANNED, EntityInfo, Tenant, constant_from_json
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import STARTING_NS, TICK_NS, Tick, Window
 
@@ -65,8 +65,9 @@ class Manifest:
     generation: int
     sources: dict[str, dict[str, Any]]
     names: dict[Entity, Entity]
-    entities: list[EntityInfo]
-    constants: list[tuple[Column, float]]
+    entities: list[EntityInfo] = field(default_factory=list)
+    constants: list[tuple[Column, float]] = field(default_factory=list)
+    tenants: list[Tenant] = field(default_factory=list)
 
 
 class Feed:
@@ -105,8 +106,7 @@ class Feed:
         self._heard: set[str] = set()  # sources that have ever fed a tick
         # Entities that are no more, by the names they have in rings that are still kept.
         self.ended: dict[Entity, EntityInfo] = {}
-        # What the daemon itself knows of the node, for the rules: values by entity and name.
-        self.facts: dict[Entity, dict[str, float]] = {}
+        self.facts: dict[Entity, dict[str, float]] = {}  # what the daemon knows, for the rules
 
     @property
     def states(self) -> dict[str, str]:
@@ -231,8 +231,6 @@ class Feed:
             generation=int(data["generation"]),
             sources={str(name): dict(state) for name, state in data["sources"].items()},
             names=self._names(infos),
-            entities=[],
-            constants=[],
         )
         manifest.entities = [
             EntityInfo(entity, {**info.labels, **_identity(entity)})
@@ -242,6 +240,8 @@ class Feed:
         for column, value in map(constant_from_json, data["constants"]):
             entity = manifest.names.get(column.entity, column.entity)
             manifest.constants.append((column._replace(entity=entity), value))
+        for tenant in map(Tenant.from_json, data.get("tenants", ())):
+            manifest.tenants.append(replace(tenant, entity=manifest.names[tenant.entity]))
         paths = [Path(path) for path in data["rings"]]
         readers = {path: RingReader(path) for path in paths if path not in self.rings}
         for path, ring in list(self.rings.items()):

@@ -49,13 +49,18 @@ class Instance:
 class Layout:
     """The instances of a roster's GPUs, as they were when last looked at.
 
-    `devices` has for each the handle of a MIG device in it.
+    `parts` has for each the handles of the MIG devices in it, `devices` the first of them.
     """
 
     def __init__(self, roster: Roster) -> None:
-        self.devices: dict[Instance, Any] = {}
+        self.parts: dict[Instance, list[Any]] = {}
         self._roster = roster
         self._next_ns = 0
+
+    @property
+    def devices(self) -> dict[Instance, Any]:
+        """A handle in each instance."""
+        return {instance: parts[0] for instance, parts in self.parts.items()}
 
     def doubt(self) -> None:
         """Look at the next occasion: an instance does not answer as it did."""
@@ -66,16 +71,18 @@ class Layout:
         if now_ns < self._next_ns:
             return False
         self._next_ns = now_ns + LOOK_NS
-        before, self.devices = self.devices, {}
+        before, self.parts = self.parts, {}
         for gpu in self._roster.gpus:
-            self.devices.update(self._look_at(gpu, before))
-        return self.devices.keys() != before.keys()
+            self.parts.update(self._look_at(gpu, before))
+        return self.parts.keys() != before.keys()
 
     def of(self, gpu: Gpu) -> list[Instance]:
         """Return the instances of a GPU."""
-        return [instance for instance in self.devices if instance.gpu is gpu]
+        return [instance for instance in self.parts if instance.gpu is gpu]
 
-    def _look_at(self, gpu: Gpu, before: Mapping[Instance, Any]) -> Mapping[Instance, Any]:
+    def _look_at(
+        self, gpu: Gpu, before: Mapping[Instance, list[Any]]
+    ) -> Mapping[Instance, list[Any]]:
         if gpu.handle is None:
             return {}
         self._roster.words[page.READING] = gpu.index
@@ -85,12 +92,12 @@ class Layout:
             if error.value in ABSENT:
                 return {}
             self._roster.failed(gpu, "MIG layout", error.value)
-            return {instance: device for instance, device in before.items() if instance.gpu is gpu}
+            return {instance: parts for instance, parts in before.items() if instance.gpu is gpu}
         finally:
             self._roster.words[page.READING] = page.NOT_READING
 
 
-def _instances(gpu: Gpu) -> dict[Instance, Any]:
+def _instances(gpu: Gpu) -> dict[Instance, list[Any]]:
     """Return what NVML lists now, in order of number; raises NVMLError."""
     devices: dict[int, list[Any]] = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):  # 0 if MIG is off
@@ -101,7 +108,7 @@ def _instances(gpu: Gpu) -> dict[Instance, Any]:
             if error.value not in CHANGED:  # else a place with no device, or no longer
                 raise
     return {
-        Instance(gpu, number, _labels(parts)): parts[0] for number, parts in sorted(devices.items())
+        Instance(gpu, number, _labels(parts)): parts for number, parts in sorted(devices.items())
     }
 
 

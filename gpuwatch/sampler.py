@@ -146,6 +146,7 @@ class Sampler:
         about = {
             "sources": self.states,
             "entities": [info.to_json() for found in opened for info in found.entities],
+            "tenants": [tenant.to_json() for found in opened for tenant in found.tenants],
             "constants": [
                 constant_to_json(column, value)
                 for found in opened

@@ -7,7 +7,7 @@ from typing import Any
 from gpuwatch.alerts import Alert
 from gpuwatch.lost_time import Loss
 from gpuwatch.signals import Column, Entity, Event
-from gpuwatch.source import EntityInfo
+from gpuwatch.source import EntityInfo, Tenant
 from gpuwatch.totals import Totals
 from gpuwatch.window import Tick, Window
 
@@ -46,9 +46,10 @@ class Snapshot:
     `ticks` are the newest closed tick and the one before it, newest first; empty before the
     first. `columns` are those of all attached rings and `constants` the values that do not
     change, both with GPUs named by number. `entities` are there now, `labels` has those of all that
-    ever were, and `gpus_up` says of each GPU whether it answers. `transitions` counts by (rule, new
-    state) and holds every pair from the start; `released` says of each thing that can be released
-    whether it is. `events` are the newest ones, and `about` is what else the status page shows.
+    ever were, `tenants` are who used GPUs when that was last looked at, and `gpus_up` says of each
+    GPU whether it answers. `transitions` counts by (rule, new state) and holds every pair from the
+    start; `released` says of each thing that can be released whether it is. `events` are the newest
+    ones, and `about` is what else the status page shows.
     `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
     `canaries` is what the status says of canaries, {} without readings.
     `losses` are what each GPU lost time to, and `recordings_skipped` counts by reason.
@@ -60,6 +61,7 @@ class Snapshot:
     columns: Sequence[Column] = ()
     constants: Sequence[tuple[Column, float]] = ()
     entities: Sequence[EntityInfo] = ()
+    tenants: Sequence[Tenant] = ()
     labels: Mapping[Entity, Mapping[str, str]] = field(default_factory=dict)
     gpus_up: Mapping[Entity, int | None] = field(default_factory=dict)
     losses: Mapping[Entity, Loss] = field(default_factory=dict)

@@ -65,6 +65,28 @@ class EntityInfo:
         return cls(Entity.from_json(data["entity"]), labels)
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who uses a GPU or a MIG instance now: a "job", a "pod" or a "process" with its labels.
+
+    They come and go, so they are no entities: nothing that is measured has their labels.
+    """
+
+    kind: str
+    entity: Entity
+    labels: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, as manifests keep it."""
+        return {"kind": self.kind, "entity": list(self.entity), "labels": dict(self.labels)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Tenant":
+        """Rebuild it; KeyError, TypeError or ValueError if `data` is not one."""
+        labels = {checked_name(key): valid(value) for key, value in data["labels"].items()}
+        return cls(checked_name(data["kind"]), Entity.from_json(data["entity"]), labels)
+
+
 def constant_to_json(column: Column, value: float) -> list[Any]:
     """Return a constant as manifests and recordings keep it."""
     return [list(column.entity), column.signal.to_json(), column.label, value]
@@ -78,11 +100,15 @@ def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` found: groups to read, the entities they speak of, values that do not change."""
+    """What `open` found: groups to read, the entities they speak of, values that do not change.
+
+    `tenants` are those who use them now.
+    """
 
     groups: tuple[Group, ...]
     entities: tuple[EntityInfo, ...] = ()
     constants: tuple[tuple[Column, float], ...] = ()
+    tenants: tuple[Tenant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +153,9 @@ class Source(Protocol):
     def housekeep(self, now_ns: int) -> Opened | None:
         """Do slow upkeep about once a second: look again at what failed.
 
-        Returns what is there now if entities, constants or groups are others than before; a
-        group with the same name and columns keeps its ring. Raises SourceUnavailable if the
-        source as a whole stopped working.
+        Returns what is there now if entities, constants, tenants or groups are others than
+        before; a group with the same name and columns keeps its ring. Raises SourceUnavailable if
+        the source as a whole stopped working.
         """
 
     def close(self) -> None:

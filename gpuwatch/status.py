@@ -40,6 +40,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         columns=daemon.feed.columns,
         constants=[*daemon.feed.constants, *_expected_links(daemon)],
         entities=daemon.feed.entities,
+        tenants=[tenant for told in daemon.feed.live.values() for tenant in told.tenants],
         losses=daemon.causes.lost_time.all(),
         alerts=alerts,
         transitions=daemon.engine.transitions.copy(),

@@ -10,11 +10,12 @@ import populated_network as network
 from gpuwatch import gpu_signals as signals
 from gpuwatch import mig_signals
 from gpuwatch.alerts import AlertEngine
+from gpuwatch.job_signals import TENANTS
 from gpuwatch.presence import Presence
 from gpuwatch.rules import RULES
 from gpuwatch.signals import HOST, Column, Entity, Event, column_name
 from gpuwatch.snapshot import ChildState, Snapshot, SourceState
-from gpuwatch.source import EntityInfo
+from gpuwatch.source import EntityInfo, Tenant
 from gpuwatch.totals import Totals
 from gpuwatch.verdict import judge
 from gpuwatch.window import TICK_NS, Rows, Tick, TimeHistogram, Window
@@ -36,6 +37,9 @@ VALUES = {
     "gpu_graphics_active_ratio": 1.0,
     'gpu_mig_enabled{setting="current"}': 1.0,
     'gpu_mig_enabled{setting="pending"}': 0.0,
+    'gpu_tenants{kind="job"}': 2.0,
+    'gpu_tenants{kind="pod"}': 1.0,
+    'gpu_tenants{kind="process"}': 2.0,
 }
 INSTANCE_VALUES = {
     "gpu_instance_sm_active_ratio": 0.5,
@@ -102,11 +106,24 @@ def infos(count):
     ] + [divided, *network.infos(count)]
 
 
+def tenants(count):
+    """Return who uses each GPU, and the MIG instance."""
+    names = ("job_id", "user", "job_name", "account", "partition", "array_job", "array_task")
+    labels = {
+        "job": dict.fromkeys(names, "7"),
+        "pod": dict.fromkeys(("namespace", "pod", "container", "pod_uid"), "train-0"),
+        "process": {"user": "carla", "command": "python3"},
+    }
+    places = [*gpus(count), instance(count)]
+    return [Tenant(kind, place, labels[kind]) for place in places for kind in labels]
+
+
 def columns(count):
     """Return the columns that the rings have."""
     declared = [(signals.THROTTLE, ""), (signals.CLOCK, "sm"), *signals.SLOW_SIGNALS]
     declared += [(signal, "") for signal in (*signals.ACTIVE_SIGNALS, signals.GRAPHICS_ACTIVE)]
     declared += [(mig_signals.MIG_ENABLED, setting) for setting in ("current", "pending")]
+    declared += [(TENANTS, kind) for kind in ("job", "pod", "process")]
     parts = [*mig_signals.INSTANCE_ACTIVE_SIGNALS, mig_signals.INSTANCE_GRAPHICS_ACTIVE]
     parts += mig_signals.INSTANCE_MEMORY_SIGNALS
     own = [Column(gpu, *one) for gpu in gpus(count) for one in declared]
@@ -183,6 +200,7 @@ def snapshot(count=8):
         columns=columns(count),
         constants=constants(count),
         entities=infos(count),
+        tenants=tenants(count),
         alerts=engine.alerts(),
         transitions=engine.transitions,
         sources={"nvml_state": SourceState(0.01, 0.001, 0.001, {"timeout": 2})},

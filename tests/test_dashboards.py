@@ -79,6 +79,7 @@ EMPTY = {
     *(("gpuwatch-node", title) for title in QUIET_PORTS),
     *(("gpuwatch-gpu", f"{title} of instances") for title in OF_INSTANCES),
     ("gpuwatch-gpu", "Instances"),
+    *(("gpuwatch-gpu", title) for title in ("Pods", "Processes")),
 }
 # A busy machine may have a source miss a quarter second.
 BUSY = {("gpuwatch-self", "Sources that failed")}

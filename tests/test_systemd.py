@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpuwatch import systemd
+from gpuwatch.duty import CAPABILITIES
 
 FILES = Path(__file__).parent.parent / "systemd"
 UNIT = (FILES / "gpuwatch.service").read_text()
+JOBS = (FILES / "gpuwatch.service.d/jobs.conf").read_text()
 
 needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
@@ -124,6 +126,19 @@ def test_unit_is_hardened(unit):
     figure = re.search(r"Overall exposure level for gpuwatch.service: ([0-9.]+)", judged.stdout)
     assert figure, judged.stdout + judged.stderr
     assert float(figure[1]) <= 3.0
+
+
+def test_the_drop_in_for_jobs_grants_what_its_reader_keeps(unit, tmp_path):
+    """It adds the capabilities that one child keeps, and systemd takes it."""
+    (tmp_path / "gpuwatch.service.d").mkdir()
+    (tmp_path / "gpuwatch.service.d/jobs.conf").write_text(JOBS)
+    if shutil.which("systemd-analyze"):
+        judged = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True)
+        assert (judged.returncode, judged.stdout, judged.stderr) == (0, b"", b"")
+
+    granted = re.findall("^([A-Za-z]+)=(.*)$", JOBS, re.MULTILINE)
+    kept = " ".join(f"CAP_{name}" for name in CAPABILITIES["counters"])
+    assert granted == [("AmbientCapabilities", kept), ("CapabilityBoundingSet", kept)]
 
 
 def test_unit_outlives_faults():
