@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 from gpuwatch import baseline_table as table
-from gpuwatch.baseline_table import Entry, Kept, epoch
+from gpuwatch.baseline_table import Entry, Kept, Taken, epoch
 from gpuwatch.canary_reading import CanaryReading, Shape
 from gpuwatch.canary_text import Peers, Standing, said, value_of
 from gpuwatch.courses import COURSES, READINGS, SHOWN_SECONDS, CourseLog
@@ -68,13 +68,13 @@ class Baseline:
         self._store = store
         self._fires = fires
         self.log = CourseLog()
-        self._unsaved: deque[tuple[Entry, CanaryReading, bool]] = deque(maxlen=UNSAVED)
+        self._unsaved: deque[tuple[Entry, Taken]] = deque(maxlen=UNSAVED)
         self._load(store.run(table.load) or (), store.run(table.load_results) or {})
         entries = sorted(self._entries.values(), key=lambda entry: entry.newest)[-COURSES:]
         recent = [one for one in entries if one.newest >= time.time() - SHOWN_SECONDS]
         load = partial(table.load_recent, entries=recent, most=READINGS)
         for entry, readings in store.run(load) or ():
-            self.log.put(entry, (reading for reading, _ in readings))
+            self.log.put(entry, readings)
 
     @classmethod
     def of(
@@ -97,11 +97,11 @@ class Baseline:
                 continue
             taken += 1
             self._entries[entry.key] = entry
-            self.log.put(entry, (reading for reading, _ in readings))
+            self.log.put(entry, readings)
             self._store.run(partial(_replace, entry=entry, readings=readings))
             results = [
                 (reading.time, reading.result == "ok")
-                for reading, _ in readings
+                for reading, *_ in readings
                 if reading.canary == "integrity" or reading.result == "wrong"
             ]
             if results:
@@ -128,16 +128,16 @@ class Baseline:
             self.log.fail(reading)
             what = reading.detail or "no result"
             return Judgement(kind="unknown", text=f"{reading.result}: {what}")
-        entry = self._entry(reading)
-        judgement = self._judge(reading, entry)
-        self.log.add(reading, entry, judgement.kind)
+        entry, frozen = self._entry(reading), self._fires(reading.entity)
+        judgement = self._judge(reading, entry, frozen)
+        taken = Taken(reading, frozen, judgement.kind)
+        self.log.add(entry, taken)
+        self._save(entry, taken)
         return judgement
 
-    def _judge(self, reading: CanaryReading, entry: Entry) -> Judgement:
+    def _judge(self, reading: CanaryReading, entry: Entry, frozen: bool) -> Judgement:
         self._losses = None
-        frozen = self._fires(reading.entity)
         opinion = add_reading(entry, reading, frozen=frozen)
-        self._save(entry, reading, frozen)
         if reading.result == "wrong" or reading.canary == "integrity":
             return self._judge_result(reading)
         if opinion.kind == "unknown":
@@ -299,22 +299,20 @@ class Baseline:
             return Judgement(kind="suspect", cause="wrong_result", retest=True, text=text)
         return Judgement(kind="normal", text="results are right")
 
-    def _save(self, entry: Entry, reading: CanaryReading, frozen: bool) -> None:
-        self._unsaved.append((entry, reading, frozen))
+    def _save(self, entry: Entry, taken: Taken) -> None:
+        self._unsaved.append((entry, taken))
         waiting = list(self._unsaved)
         if self._store.run(lambda file: _write(file, waiting)):
             self._unsaved.clear()
 
 
-def _write(file: Connection, waiting: Iterable[tuple[Entry, CanaryReading, bool]]) -> bool:
-    for entry, reading, frozen in waiting:
-        table.save(file, entry, [(reading, frozen)])
+def _write(file: Connection, waiting: Iterable[tuple[Entry, Taken]]) -> bool:
+    for entry, taken in waiting:
+        table.save(file, entry, [taken])
     return True
 
 
-def _replace(
-    file: Connection, entry: Entry, readings: Sequence[tuple[CanaryReading, bool]]
-) -> None:
+def _replace(file: Connection, entry: Entry, readings: Sequence[Taken]) -> None:
     table.remove(file, entry)
     table.save(file, entry, readings)
 

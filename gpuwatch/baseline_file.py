@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.baseline import add_reading
-from gpuwatch.baseline_table import Entry, Kept, epoch
+from gpuwatch.baseline_table import Entry, Kept, Taken, epoch
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import open_regular
@@ -56,7 +56,7 @@ def load(path: Path) -> list[Kept]:
     return [_kept(path, number, course) for number, course in enumerate(courses)]
 
 
-def _course(entry: Entry, readings: Sequence[tuple[CanaryReading, bool]]) -> dict[str, Any]:
+def _course(entry: Entry, readings: Sequence[Taken]) -> dict[str, Any]:
     return {
         "entity": list(entry.entity),
         **entry.shape._asdict(),
@@ -68,7 +68,7 @@ def _course(entry: Entry, readings: Sequence[tuple[CanaryReading, bool]]) -> dic
                 **{name: value for name, value in told.items() if name not in SHARED},
                 "frozen": frozen,
             }
-            for reading, frozen in readings
+            for reading, frozen, _ in readings
             for told in [reading.to_json()]
         ],
     }
@@ -88,16 +88,18 @@ def _kept(path: Path, number: int, told: Any) -> Kept:
     for place_of, one in enumerate(readings):
         try:
             reading = CanaryReading.from_json({**one, **shared})
-            found.append((reading, bool(one.get("frozen"))))
+            found.append(Taken(reading, bool(one.get("frozen"))))
         except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise ConfigError(f"{place}.readings[{place_of}]: {_fault(error)}") from error
     if not found:
         raise ConfigError(f"{place}: no readings: remove it")
-    found.sort(key=lambda pair: pair[0].time)
-    first = found[0][0]
+    found.sort(key=lambda one: one.reading.time)
+    first = found[0].reading
     entry = Entry(first.entity, first.shape, epoch(first.environment), first.model)
-    for reading, frozen in found:
-        add_reading(entry, reading, frozen=frozen)
+    for place_of, (reading, frozen, _) in enumerate(found):
+        kind = add_reading(entry, reading, frozen=frozen).kind
+        if reading.canary != "integrity":  # which is no matter of speed
+            found[place_of] = Taken(reading, frozen, kind)
     if reference is not None:
         entry.course.reference = max(reference, entry.course.reference or 0.0)
     return Kept(entry, found)

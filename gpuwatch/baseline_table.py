@@ -58,7 +58,8 @@ CREATE TABLE IF NOT EXISTS canary_readings (
     temperature_celsius REAL,
     throttle_seconds REAL,
     detail TEXT NOT NULL,
-    frozen INTEGER NOT NULL
+    frozen INTEGER NOT NULL,
+    judged TEXT NOT NULL DEFAULT ''
 )""",
     "CREATE INDEX IF NOT EXISTS canary_readings_of ON canary_readings (course, time)",
 )
@@ -86,11 +87,22 @@ class Entry:
         return (*self.entity, *self.shape, self.environment)
 
 
+class Taken(NamedTuple):
+    """A reading as it was taken in: whether it could move no baseline, and what was judged of it.
+
+    `kind` is a judgement's, "" if that is not known.
+    """
+
+    reading: CanaryReading
+    frozen: bool
+    kind: str = ""
+
+
 class Kept(NamedTuple):
-    """A course with its readings, oldest first, and whether each moved no baseline."""
+    """A course with its readings, oldest first."""
 
     entry: Entry
-    readings: Sequence[tuple[CanaryReading, bool]]
+    readings: Sequence[Taken]
 
 
 def epoch(environment: Mapping[str, str]) -> str:
@@ -128,15 +140,11 @@ def load_recent(file: Connection, entries: Iterable[Entry], most: int) -> list[K
     return found
 
 
-def load_readings(
-    file: Connection, entry: Entry, most: int = -1
-) -> list[tuple[CanaryReading, bool]]:
-    """Return the readings of a course, oldest first, and whether each moved no baseline.
-
-    With `most` the last of them alone.
-    """
+def load_readings(file: Connection, entry: Entry, most: int = -1) -> list[Taken]:
+    """Return the readings of a course, oldest first; with `most` the last of them alone."""
+    judged = "judged" if _has_judged(file) else "''"
     query = f"""
-        SELECT {", ".join(MEASURED)}, frozen FROM canary_readings
+        SELECT {", ".join(MEASURED)}, frozen, {judged} FROM canary_readings
         WHERE course = ({_ID}) ORDER BY time DESC LIMIT ?"""  # noqa: S608
     shared = {
         **entry.shape._asdict(),
@@ -145,9 +153,10 @@ def load_readings(
         "environment": json.loads(entry.environment),
     }
     found = []
-    for *values, frozen in file.execute(query, (*entry.key, most)):
+    for *values, frozen, kind in file.execute(query, (*entry.key, most)):
         told = dict(zip(MEASURED, values, strict=True))
-        found.append((CanaryReading.from_json({**shared, **told}), bool(frozen)))
+        reading = CanaryReading.from_json({**shared, **told})
+        found.append(Taken(reading, bool(frozen), str(kind)))
     return found[::-1]
 
 
@@ -166,10 +175,12 @@ def load_results(file: Connection) -> dict[Entity, list[tuple[float, bool]]]:
     return found
 
 
-def save(file: Connection, entry: Entry, readings: Iterable[tuple[CanaryReading, bool]]) -> None:
+def save(file: Connection, entry: Entry, readings: Iterable[Taken]) -> None:
     """Keep a course as it is now, with these readings of it beside those that are kept."""
     for table in TABLES:
         file.execute(table)
+    if not _has_judged(file):  # it is from before the column was
+        file.execute("ALTER TABLE canary_readings ADD COLUMN judged TEXT NOT NULL DEFAULT ''")
     row = (*entry.key, entry.model, entry.newest, json.dumps(entry.course.to_json()))
     columns = (*KEY, "model", "newest", "state")
     file.execute(
@@ -181,11 +192,11 @@ def save(file: Connection, entry: Entry, readings: Iterable[tuple[CanaryReading,
     )
     (number,) = file.execute(_ID, entry.key).fetchone()
     file.executemany(
-        f"INSERT INTO canary_readings (course, {', '.join(MEASURED)}, frozen) "  # noqa: S608
-        f"VALUES ({_marks((*MEASURED, 0, 0))})",
+        f"INSERT INTO canary_readings (course, {', '.join(MEASURED)}, frozen, judged) "  # noqa: S608
+        f"VALUES ({_marks((*MEASURED, 0, 0, 0))})",
         [
-            (number, *(getattr(reading, name) for name in MEASURED), int(frozen))
-            for reading, frozen in readings
+            (number, *(getattr(reading, name) for name in MEASURED), int(frozen), kind)
+            for reading, frozen, kind in readings
         ],
     )
     file.execute(
@@ -229,6 +240,10 @@ def remove(file: Connection, entry: Entry) -> None:
 def _is_there(file: Connection) -> bool:
     query = "SELECT count(*) FROM sqlite_master WHERE name IN ('canary_courses', 'canary_readings')"
     return bool(file.execute(query).fetchone()[0] == 2)
+
+
+def _has_judged(file: Connection) -> bool:
+    return any(row[1] == "judged" for row in file.execute("PRAGMA table_info (canary_readings)"))
 
 
 def _marks(columns: Iterable[Any]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from gpuwatch.baseline_table import Entry
+from gpuwatch.baseline_table import Entry, Taken
 from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.signals import Entity, valid
 
@@ -42,7 +42,7 @@ Course = Mapping[str, Any]
 class Noted(NamedTuple):
     """A reading, and the course in its environment; of a run without a result there is none.
 
-    `kind` is that of what was judged of it, "" if that is not known any more.
+    `kind` is that of what was judged of it, "" if that is not known.
     """
 
     reading: CanaryReading
@@ -61,11 +61,11 @@ class CourseLog:
         self.readings: dict[tuple[Entity, Shape], deque[Noted]] = {}
         self.failed: dict[tuple[Entity, str], deque[CanaryReading]] = {}
 
-    def add(self, reading: CanaryReading, entry: Entry, kind: str) -> None:
+    def add(self, entry: Entry, taken: Taken) -> None:
         """Note what was read just now."""
         self.changes += 1
         course = self.readings.setdefault((entry.entity, entry.shape), deque(maxlen=READINGS))
-        course.append(Noted(reading, entry, kind))
+        course.append(Noted(taken.reading, entry, taken.kind))
 
     def fail(self, reading: CanaryReading) -> None:
         """Note a run without a result."""
@@ -73,12 +73,12 @@ class CourseLog:
         of_canary = (reading.entity, reading.canary)
         self.failed.setdefault(of_canary, deque(maxlen=FAILED)).append(reading)
 
-    def put(self, entry: Entry, readings: Iterable[CanaryReading]) -> None:
+    def put(self, entry: Entry, readings: Iterable[Taken]) -> None:
         """Have these in place of all that are here of their course in that environment."""
         self.changes += 1
         before = self.readings.get((entry.entity, entry.shape), ())
         kept = [one for one in before if one.entry and one.entry.key != entry.key]
-        found = [*kept, *(Noted(reading, entry) for reading in readings)]
+        found = [*kept, *(Noted(one.reading, entry, one.kind) for one in readings)]
         found.sort(key=lambda one: one.reading.time)
         self.readings[entry.entity, entry.shape] = deque(found, READINGS)
 

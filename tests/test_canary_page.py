@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,7 +124,9 @@ def test_readings_are_told_with_what_is_normal_and_expected(imported):
     last = slow["readings"][-1]
     assert last["ratio"] == pytest.approx(last["value"] / new["baseline"])
     assert last["value"] < new["limit"]
-    assert (last["environment"], last["clock_hertz"], last["judged"]) == (1, 1.98e9, None)
+    assert (last["environment"], last["clock_hertz"]) == (1, 1.98e9)
+    kinds = [one["judged"] for one in slow["readings"][-canary_file.SLOW :]]
+    assert kinds == ["suspect"] * 3 + ["regression"] * (canary_file.SLOW - 3)
     assert course(found, "matmul", 0)["state"] == "normal"
     startup = course(found, "startup")["environments"][1]
     assert startup["limit"] == pytest.approx(startup["baseline"] / 0.98)
@@ -279,11 +283,28 @@ def test_what_is_shown_is_made_anew_only_for_another_reading(tmp_path):
     store.close()
     store = Store(tmp_path / "state/gpuwatch.sqlite")  # of the next daemon
     (again,) = shown(Baseline(store))
-    assert [told["value"] for told in again["readings"]] == [
-        told["value"] for told in one["readings"] if told["result"] == "ok"
-    ]
+    assert again["readings"] == [told for told in one["readings"] if told["result"] == "ok"]
     assert again["environments"] == one["environments"]
     store.close()
+
+
+def test_a_file_from_before_judgements_were_kept_is_read_and_goes_on(tmp_path):
+    """Its readings are there, and the next ones have what was judged of them."""
+    path = tmp_path / "state/gpuwatch.sqlite"
+    store = Store(path)
+    now = time.time()
+    Baseline(store).add(reading(time=now - 60))
+    store.close()
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("ALTER TABLE canary_readings DROP COLUMN judged")
+    for kinds in ([None, "no_baseline"], [None, "no_baseline", "no_baseline"]):
+        store = Store(path)
+        baseline = Baseline(store)
+        now += 1
+        baseline.add(reading(time=now))
+        assert [told["judged"] for told in shown(baseline)[0]["readings"]] == kinds
+        assert store.fault == ""
+        store.close()
 
 
 def test_a_canary_that_never_came_to_its_end_is_shown():
