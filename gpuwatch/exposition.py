@@ -18,9 +18,8 @@ from prometheus_client.utils import floatToGoString
 from gpuwatch import __version__
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.families import ENTITY_LABELS, FAMILIES, INFOS, MODES, TENANT_INFOS
-from gpuwatch.job_signals import TENANTS
 from gpuwatch.page import Line, Page, header, number
-from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, column_name, quote
+from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
 from gpuwatch.snapshot import KMSG, Snapshot
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Durations, EventTotal, TimeShares
@@ -162,13 +161,10 @@ class Exposition:
             self._put(page, "gpus_visible", HOST, ups.count(1))
 
     def _put_tenants(self, page: Page, snapshot: Snapshot) -> None:
-        """Put who uses GPUs, of those whose processes were looked at within the last seconds."""
-        for tenant in snapshot.tenants:
-            gpu = Entity("gpu", tenant.entity.id.partition("/")[0])
-            if snapshot.live(gpu, column_name(TENANTS, tenant.kind)) is not None:
-                labels = tenant.labels
-                fragment = ",".join(f"{key}={quote(labels[key])}" for key in sorted(labels))
-                self._put(page, TENANT_INFOS[tenant.kind][0], tenant.entity, 1, fragment)
+        for tenant in snapshot.present():
+            labels = tenant.labels
+            fragment = ",".join(f"{key}={quote(labels[key])}" for key in sorted(labels))
+            self._put(page, TENANT_INFOS[tenant.kind][0], tenant.entity, 1, fragment)
 
     def _put_info(self, page: Page, name: str, info: EntityInfo, keys: Set[str]) -> None:
         fragment = ",".join(f"{key}={quote(info.labels[key])}" for key in sorted(keys))

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch.alerts import Alert
+from gpuwatch.job_signals import TENANTS
 from gpuwatch.lost_time import Loss
-from gpuwatch.signals import Column, Entity, Event
+from gpuwatch.signals import Column, Entity, Event, column_name
 from gpuwatch.source import EntityInfo, Tenant
 from gpuwatch.totals import Totals
 from gpuwatch.window import Tick, Window
@@ -100,3 +101,11 @@ class Snapshot:
             return gpus
         heard = [self.live(gpu, "gpu_xid_events_heard") for gpu in gpus]
         return [gpu for gpu, window in zip(gpus, heard, strict=True) if window and window.last]
+
+    def present(self) -> list[Tenant]:
+        """Return who uses GPUs, of those GPUs that were looked at within the last seconds."""
+        return [
+            tenant
+            for tenant in self.tenants
+            if self.live(tenant.gpu, column_name(TENANTS, tenant.kind)) is not None
+        ]

@@ -76,6 +76,11 @@ class Tenant:
     entity: Entity
     labels: Mapping[str, str]
 
+    @property
+    def gpu(self) -> Entity:
+        """The GPU, also of who uses an instance of it."""
+        return Entity("gpu", self.entity.id.partition("/")[0])
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data, as manifests keep it."""
         return {"kind": self.kind, "entity": list(self.entity), "labels": dict(self.labels)}

@@ -182,6 +182,11 @@ def describe(shown: Snapshot) -> dict[str, Any]:
                 "causes": causes.get(info.entity, []),
                 "xids": _xids(shown, info.entity),
                 "values": {**constants[info.entity], **_values(shown, info.entity)},
+                "tenants": [
+                    {"kind": tenant.kind, "entity": list(tenant.entity), **tenant.labels}
+                    for tenant in shown.present()
+                    if tenant.gpu == info.entity
+                ],
                 "instances": [
                     {**part.labels, "values": _values(shown, part.entity)}
                     for part in shown.entities

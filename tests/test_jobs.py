@@ -118,6 +118,8 @@ def test_instances_have_their_own(watched: Watched) -> None:
     names = {"namespace": "ml", "pod": "train-0", "container": "trainer", "pod_uid": POD_UID}
     assert watched.infos("pod", 3) == [{**place, **names}]
     assert (watched.count("job", 3), watched.count("pod", 3)) == (1, 1)
+    told = watched.running.status()["gpus"][3]["tenants"]
+    assert [one["entity"] for one in told if one["kind"] == "pod"] == [["gpu_instance", "3/2"]]
 
 
 def test_thousands_do_not_flood_the_page(watched: Watched) -> None:
