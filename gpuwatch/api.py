@@ -29,6 +29,8 @@ STREAMS = 16
 STREAM_SECONDS = 1.0
 LOOK_SECONDS = 0.05
 SEND_SECONDS = 15.0
+PART_BYTES = 1 << 18
+UNSENT_BYTES = 64 << 20
 QUIET_SECONDS = 15.0  # a comment line after so long keeps proxies from hanging up
 POINTS = 300
 MOST = 200  # signals or entities in a request
@@ -62,6 +64,7 @@ class Api:
         self._shown = shown
         self._live, self._kept = ReaderChild(LIVE_SECONDS), ReaderChild(KEPT_SECONDS)
         self._streams = 0
+        self._unsent = 0  # bytes of what readers answered
         self._closing = asyncio.Event()
         self._text = b""
         self._of: Mapping[str, Any] | None = None  # the status that text says
@@ -155,7 +158,11 @@ class Api:
             status, body = await reader.ask({**asked, "place": place.to_json()}, gone)
         finally:
             gone.cancel()
-        return Response(body, status, JSON)
+        if self._unsent + len(body) > UNSENT_BYTES:
+            raise RequestError(
+                "answers: too many are not read yet: read them, or ask for less", 503
+            )
+        return _Answer(self, body, status)
 
     async def _stream(self, request: Request) -> Response:
         _Query(request, ())
@@ -170,6 +177,31 @@ class Api:
             self._text = _json(status)
             self._of = status
         return self._text
+
+
+class _Answer(Response):
+    """What a reader said, part by part; a client that takes no part of it for long is cut off."""
+
+    def __init__(self, api: Api, body: bytes, status: int) -> None:
+        super().__init__(body, status, JSON)
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        self._api._unsent += len(self.body)
+        try:
+            await send({**start, "headers": self.raw_headers})
+            for first in range(0, len(self.body), PART_BYTES):
+                part = self.body[first : first + PART_BYTES]
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            scope[ABORT]()
+            await send({"type": "http.response.body", "body": b""})  # returns when it is gone
+        finally:
+            self._api._unsent -= len(self.body)
 
 
 class _Events(Response):

@@ -3,9 +3,13 @@
 import http.client
 import json
 import os
+import resource
 import shutil
+import socket
+import time
 import urllib.parse
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from running import Running, wait_for
@@ -58,13 +62,13 @@ def test_names_that_are_no_text():
                 assert json.loads(line.removeprefix(b"data: "))["more"] == pages.more
 
 
-@pytest.mark.parametrize("time", ["1e308", "-1e308", "9.1e9"])
-def test_times_that_no_clock_tells(daemon, time):
+@pytest.mark.parametrize("seconds", ["1e308", "-1e308", "9.1e9"])
+def test_times_that_no_clock_tells(daemon, seconds):
     """They are refused, and named."""
     shutil.copy(BUNDLED_RECORDING, daemon.state / "recordings/h200.gwr")
-    status, told = asked(daemon, "status", recording="h200.gwr", time=time)
+    status, told = asked(daemon, "status", recording="h200.gwr", time=seconds)
     assert status == 400
-    assert time in told["error"]
+    assert seconds in told["error"]
 
 
 @pytest.mark.parametrize("alert", [{}, {"rule": "x"}, {"rule": "x", "entity": float("nan")}])
@@ -99,3 +103,30 @@ def test_a_ring_that_is_cut_off_ends_nobody_but_its_writer(daemon, size):
     wait_for(lambda: {ring.name for ring in path.parent.glob("state.*.ring")} - before)
     wait_for(lambda: daemon.value(name, 'gpu="0"'))
     assert daemon.child("daemon") == pid
+
+
+def test_answers_that_nobody_reads_are_bounded(daemon):
+    """Whoever asks for much and reads nothing gets no more after a while, and others do."""
+    _, told = asked(daemon, "columns")
+    names = sorted({column["name"].partition("{")[0] for column in told["columns"]})[:200]
+    lines = sum(len(column.get("bits", "1")) for column in told["columns"])
+    now = time.time()
+    span = [("start", now - 60), ("end", now), ("points", min(2000, 900_000 // lines))]
+    query = urllib.parse.urlencode([*(("signal", name) for name in names), *span])
+    before = rss_bytes(daemon.child("daemon"))
+    with ExitStack() as stack:
+        for _ in range(30):
+            one = socket.socket()
+            stack.enter_context(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", daemon.port))
+            one.sendall(f"GET /api/v1/series?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            one.settimeout(60)
+            told = one.recv(12)
+        assert told == b"HTTP/1.1 503"
+        assert daemon.get("/metrics")[0] == 200
+        assert rss_bytes(daemon.child("daemon")) - before < 150 << 20
+
+
+def rss_bytes(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
