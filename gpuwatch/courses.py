@@ -10,6 +10,7 @@ is `expected` (`value`, `peak`, `confidence`, `source`); and `readings`, oldest 
 `environment` is a place in that list. Values are in the unit, None is not known.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ SHOWN_SECONDS = 7 * 86_400.0
 COURSES = 300  # those with the newest readings
 READINGS = 100  # of each course: two days of every half hour
 FAILED = 20
+LATEST = 9e9  # unix seconds, in the year 2255: what is later is no time
 MEASURED = (
     "time",
     "result",
@@ -97,7 +99,7 @@ def course_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     environments = [
         {
-            "since": float(one["since"]),
+            "since": _time(one["since"]),
             "settings": {valid(name): valid(text) for name, text in one["settings"].items()},
             "baseline": _number(one["baseline"]),
             "limit": _number(one["limit"]),
@@ -109,6 +111,7 @@ def course_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
     for one in data["readings"]:
         reading = CanaryReading.from_json({**data, **one, "environment": {}})
         place, judged = int(one["environment"]), one["judged"]
+        _time(reading.time)
         if not 0 <= place < len(environments):
             raise ValueError(f"environment {place}")
         kind = "" if judged is None else valid(judged)
@@ -178,4 +181,11 @@ def _expected(told: Any) -> dict[str, Any] | None:
 
 
 def _number(told: Any) -> float | None:
-    return None if told is None else float(told)
+    value = None if told is None else float(told)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _time(told: Any) -> float:
+    if not 0 <= (time := float(told)) < LATEST:
+        raise ValueError(f"time {time}")
+    return time

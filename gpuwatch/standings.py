@@ -10,7 +10,7 @@ from gpuwatch.baseline import Baseline
 from gpuwatch.baseline_table import Entry
 from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.canary_text import CAUSES, WHO, Standing, value_of
-from gpuwatch.courses import COURSES, SHOWN_SECONDS, Course, Noted, reading_json, worst
+from gpuwatch.courses import COURSES, LATEST, SHOWN_SECONDS, Course, Noted, reading_json, worst
 from gpuwatch.expected import figure
 from gpuwatch.signals import HOST, Entity
 
@@ -46,13 +46,13 @@ def _courses(baseline: Baseline, gpus: Mapping[str, Entity], since: float) -> li
     found = []
     for (entity, shape), noted in log.readings.items():
         runs = failed.get((entity, shape.canary), [])
-        newest = [one for one in (*noted, *map(Noted, runs)) if one.reading.time >= since]
+        newest = [one for one in (*noted, *map(Noted, runs)) if since <= one.reading.time < LATEST]
         standing = standings.get((entity, shape))
         if newest and standing is not None:
             newest.sort(key=lambda one: one.reading.time)
             found.append(_course(newest, standing, gpus))
     for (entity, canary), runs in failed.items():
-        newest = [Noted(run) for run in runs if run.time >= since]
+        newest = [Noted(run) for run in runs if since <= run.time < LATEST]
         alone = not any((entity, canary) == (about, shape[0]) for about, shape in log.readings)
         if newest and alone:
             found.append(_without_result(newest, gpus))

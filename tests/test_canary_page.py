@@ -343,4 +343,7 @@ def test_what_is_no_course_is_left_out():
     nested = [{**other, "canary": "future"}, {**other, "readings": []}, {}]
     nested += [{**other, name: value} for name in other for value in ([[]], {"x": 1}, 5)
                if name in ("entity", "readings", "environments", "state")]  # fmt: skip
-    assert courses_from_json([*nested, good]) == [good]
+    late = [{**one, "time": 1e300} for one in other["readings"]]
+    assert courses_from_json([*nested, {**other, "readings": late}, good]) == [good]
+    (known,) = courses_from_json([{**good, "loss": float("inf")}])
+    assert known["loss"] is None
