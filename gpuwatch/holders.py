@@ -41,8 +41,9 @@ _JOB = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d{1,10})(?:/|$)", re.ASC
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _LOG = re.compile(r"([^_/]+)_([^_/]+)_(.+)-([0-9a-f]{64})\.log")
-# Where control groups tell that a host runs jobs, or only that Slurm keeps track by them.
-_TRACKED = ("slurm*", "*/slurm*", "system.slice/*slurmstepd.scope")
+# Groups that tell of Slurm keeping track of jobs by groups, and of a scheduler being there at all;
+# slurmd has one in system.slice as any service has, where a controller's name has no such s.
+_TRACKED = ("slurm*", "[!s]*/slurm*", "system.slice/*slurmstepd.scope")
 _SCHEDULED = (*_TRACKED, "system.slice/slurm*", "*/system.slice/slurm*", "kubepods*", "*/kubepods*")
 
 

@@ -121,6 +121,7 @@ def test_a_job_cannot_speak_for_another(tree: ProcTree) -> None:
 
 def test_without_groups_the_environment_names_the_job(tree: ProcTree) -> None:
     """Where Slurm tracks processes without groups; where it has groups, a job left them."""
+    tree.group("system.slice/slurmd.service")
     tree.start(42, NO_POD, TOLD)
     assert holder(tree).job["job_id"] == "7"
 
