@@ -34,6 +34,31 @@ CONFIG = f"[simulated]\ngpus = {GPUS}\n[recorder]\nfree_ratio = 0\n"
 SECTION = "document.querySelector('#canaries')"
 CHARTS = "document.querySelectorAll('#canary-charts .chart')"
 
+# How many pixels of a chart have a colour of the style sheet, and how high its band is, three
+# quarters to the right.
+DRAWN = """
+((shape, name) => {
+  const canvas = document.querySelector(`[data-shape^="${shape}"] canvas`);
+  const {width, height} = canvas;
+  const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});
+  copy.drawImage(canvas, 0, 0);
+  const data = copy.getImageData(0, 0, width, height).data;
+  const style = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(style.slice(at, at + 2), 16));
+  let [count, run, band] = [0, 0, 0];
+  for (let at = 0; at < data.length; at += 4) {
+    if (wanted.every((one, part) => Math.abs(one - data[at + part]) < 3) && data[at + 3] > 200) {
+      count += 1;
+    }
+  }
+  for (let y = 0; y < height; y += 1) {
+    run = data[4 * (y * width + Math.round(width * 0.75)) + 3] ? run + 1 : 0;
+    band = Math.max(band, run);
+  }
+  return [count, band];
+})
+"""
+
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
@@ -156,6 +181,14 @@ def test_the_page_draws_them_as_soon_as_there_are_some(page, imported):
     assert shift in page.text('[data-shape^="matmul"] .notes')
     assert "✕ wrong result, GPU 2" in page.text('[data-shape^="integrity"] .notes')
     assert "□ failed, GPU 3" in page.text('[data-shape^="memory"] .notes')
+    for shape, colour in (
+        ("matmul", "--limit"),
+        ("memory", "--warning"),
+        ("integrity", "--critical"),
+    ):
+        assert page.run(f"{DRAWN}('{shape}', '{colour}')")[0] > 10, shape
+    assert page.run(f"{DRAWN}('integrity', '--limit')") == [0, pytest.approx(3, abs=3)]
+    assert page.run(f"{DRAWN}('allreduce', '--line-0')")[1] > 8
     page.hover('[data-shape^="matmul"] .u-over')
     page.wait("document.querySelector('[data-shape^=\"matmul\"] .readout .dim')")
     page.press("1")
