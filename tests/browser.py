@@ -163,11 +163,7 @@ class Browser:
     def open(self, url: str) -> None:
         """Go to a page; returns once its scripts run."""
         self.call("Page.navigate", url=url)
-        end, ready = time.monotonic() + PATIENCE_SECONDS, False
-        while not ready:
-            assert time.monotonic() < end, f"{url}: {self.problems[-3:]}"
-            with contextlib.suppress(Navigated):
-                ready = self.run("document.readyState") == "complete"
+        self.wait("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """Return what an expression, or the promise of one, comes to."""
@@ -180,9 +176,12 @@ class Browser:
     def wait(self, script: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until an expression is true in JavaScript's eyes: an element is."""
         end = time.monotonic() + seconds
-        while not self.run(f"Boolean({script})"):
+        found = False
+        while not found:
             assert time.monotonic() < end, f"not within {seconds} s: {script}: {self.problems[-3:]}"
-            time.sleep(0.02)
+            with contextlib.suppress(Navigated):
+                found = self.run(f"Boolean({script})")
+            time.sleep(0 if found else 0.02)
 
     def text(self, selector: str) -> str:
         """Return the text of the first element, "" if there is none."""

@@ -1,5 +1,10 @@
 """Options of the whole test run."""
 
+import signal
+
+# A shell has what it runs in the background ignore it, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_addoption(parser):
     parser.addoption(

@@ -610,7 +610,10 @@ MISUSES = {
         "has no signal 'gpu_power_wats': try gpu_power",
     ),
     "no such entity": (("--entity", "gpu/9"), "has no entity 'gpu/9': try gpu/0"),
-    "no such table": (("--table", "x"), "has no table 'x': try alerts, canaries, events, state.fast"),
+    "no such table": (
+        ("--table", "x"),
+        "has no table 'x': try alerts, canaries, events, state.fast",
+    ),
     "nothing left": (
         ("--table", "state.fast", "--entity", "gpu", "--signal", "x"),
         "has no signal",

@@ -138,7 +138,8 @@ def told(opened):
         [event.name for event in source.findings.events],
     )
 
-say(told(source.open(Context(settings={{}}, pulse=Pulse.create(1), sysfs=Path("{sysfs}")))))
+settings = {{"config": {{"host": {{"xid_catalogue": ""}}}}}}
+say(told(source.open(Context(settings, Pulse.create(1), sysfs=Path("{sysfs}")))))
 """
 
 

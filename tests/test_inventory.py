@@ -306,12 +306,12 @@ def test_links_of_a_running_node_are_learned(tmp_path: Path) -> None:
 
 
 IN_A_CONTAINER = """
-from gpuwatch import roster
+from gpuwatch import roster, topology
 from gpuwatch.pulse import Pulse
 from gpuwatch.source import Context, Findings
-roster.pci_gpus = lambda sysfs: [f"0000:{bus:02x}:00.0" for bus in (0x1b, 0x43, 0x52, 0x61)]
+topology.pci_gpus = lambda sysfs: [f"0000:{bus:02x}:00.0" for bus in (0x1b, 0x43, 0x52, 0x61)]
 for given in (0, 2):
-    roster.given_gpus = lambda sysfs: given
+    topology.given_gpus = lambda sysfs: given
     gpus = roster.Roster(Findings(), tells=True)
     gpus.open(Context({}, Pulse.create(1)))
     say([gpu.bus_id for gpu in gpus.gpus if gpu.handle], len(gpus.gpus))
