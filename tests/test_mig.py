@@ -216,6 +216,8 @@ def test_a_recording_over_a_change_has_both_layouts(tmp_path: Path) -> None:
         wait_for(lambda: running.status()["ticks_closed"] > count + 8, what="each was read twice")
         node.now("mig", dev=0, val=THREE)
         wait_for(lambda: shares(running).keys() == {"7", "8", "9"}, 90)
+        count = running.status()["ticks_closed"]
+        wait_for(lambda: running.status()["ticks_closed"] > count + 4, what="whole ticks of them")
         command = [sys.executable, "-m", "gpuwatch", "record", "--last", "60s"]
         command += ["--path.runtime", str(running.runtime)]
         path = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
