@@ -237,7 +237,7 @@ async function learnRecordings() {
   }
 }
 
-/** Show a recording: its columns, its whole time, its end. */
+/** Show a recording: its columns, its whole time, the moment that it was made for. */
 async function openRecording(recording) {
   samples.recording = recording.name;
   timeline.confine(recording.start, recording.end);
@@ -249,7 +249,11 @@ async function openRecording(recording) {
     if (time) replay.go(Number(time));
   });
   await replay.go(recording.end);
-  if (status) replay.showMarks(status);
+  if (!status) return;
+  replay.showMarks(status);
+  const trigger = replay.trigger(status);
+  // States are judged once a second, so that before it is of before.
+  if (trigger !== null) await replay.go(trigger + 1);
 }
 
 async function begin() {

@@ -86,6 +86,21 @@ export class Replay {
     this.slider.setAttribute("aria-valuetext", text);
   }
 
+  /** Return when what the recording is called by began, as told at its end; null if that is not told. */
+  trigger(status) {
+    const [, rule] = /^\w+Z-(\w+)/.exec(this.recording.name) ?? [];
+    const times = status.alerts
+      .filter((alert) => alert.rule === rule)
+      .map((alert) => wall(status, alert.since_ns))
+      .concat(
+        status.events
+          .filter((event) => event.name === `${rule}_detected` || event.name === rule)
+          .map((event) => wall(status, event.time_ns)),
+      )
+      .filter((seconds) => seconds >= this.recording.start);
+    return times.length ? Math.min(...times) : null;
+  }
+
   /** Show over the slider when alerts began, as told at the end of the recording. */
   showMarks(status) {
     const { start, end } = this.recording;
