@@ -179,27 +179,33 @@ class Api:
         return self._text
 
 
+async def send_parts(answer: Response, scope: Scope, send: Send, part_bytes: int) -> None:
+    """Send an answer part by part; a client that takes no part of it for long is cut off."""
+    start = {"type": "http.response.start", "status": answer.status_code}
+    await send({**start, "headers": answer.raw_headers})
+    try:
+        for first in range(0, len(answer.body), part_bytes):
+            part = answer.body[first : first + part_bytes]
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        async with asyncio.timeout(SEND_SECONDS):
+            await send({"type": "http.response.body", "body": b""})
+    except TimeoutError:
+        scope[ABORT]()
+        await send({"type": "http.response.body", "body": b""})  # returns when it is gone
+
+
 class _Answer(Response):
-    """What a reader said, part by part; a client that takes no part of it for long is cut off."""
+    """What a reader said, counted until it is sent."""
 
     def __init__(self, api: Api, body: bytes, status: int) -> None:
         super().__init__(body, status, JSON)
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code}
         self._api._unsent += len(self.body)
         try:
-            await send({**start, "headers": self.raw_headers})
-            for first in range(0, len(self.body), PART_BYTES):
-                part = self.body[first : first + PART_BYTES]
-                async with asyncio.timeout(SEND_SECONDS):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": b""})
-        except TimeoutError:
-            scope[ABORT]()
-            await send({"type": "http.response.body", "body": b""})  # returns when it is gone
+            await send_parts(self, scope, send, PART_BYTES)
         finally:
             self._api._unsent -= len(self.body)
 

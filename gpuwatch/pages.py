@@ -4,6 +4,7 @@ Nearly all snapshots are never asked for: there are four a second, and a scrape 
 makes the page in its own thread, so that nobody waits for a tick, nor a tick for anybody.
 """
 
+import gzip
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -17,11 +18,25 @@ from gpuwatch.exposition import Exposition
 from gpuwatch.minute import Minute
 from gpuwatch.snapshot import Snapshot
 from gpuwatch.status import describe
-from gpuwatch.web import Body
 
 log = logging.getLogger("gpuwatch.pages")
 
 FAULT_QUIET_NS = 60 * SECOND_NS  # a bug that is met at every scrape must not fill the log
+
+
+class Body:
+    """A page that is compressed when it is first asked for that way, and only then."""
+
+    def __init__(self, plain: bytes) -> None:
+        self.plain = plain
+        self._compressed: bytes | None = None
+
+    @property
+    def compressed(self) -> bytes:
+        """The page in gzip's format, at level 1: a third of level 6's time."""
+        if self._compressed is None:
+            self._compressed = gzip.compress(self.plain, compresslevel=1, mtime=0)
+        return self._compressed
 
 
 class Pages:

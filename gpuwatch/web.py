@@ -6,7 +6,6 @@ read by a process of its own. Who is let in to what is decided at the door.
 
 import asyncio
 import contextlib
-import gzip
 import logging
 import socket
 import threading
@@ -22,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpuwatch.api import ABORT, SEND_SECONDS, Api, Shown
+from gpuwatch.api import Api, Shown, send_parts
 from gpuwatch.connection import Connections
 from gpuwatch.door import Door
 from gpuwatch.errors import ConfigError
@@ -58,7 +57,7 @@ class Pages(Shown, Protocol):
         """Return the newest metrics page."""
 
     def metrics_gzip(self) -> bytes:
-        """Return the newest metrics page compressed; `Body` does it once a page."""
+        """Return the same compressed, which is done once a page."""
 
     def dcgm(self) -> bytes:
         """Return the newest metrics page under dcgm-exporter's names."""
@@ -68,21 +67,6 @@ class Pages(Shown, Protocol):
 
     def ready(self) -> bool:
         """Say whether the first window is closed."""
-
-
-class Body:
-    """A page that is compressed when it is first asked for that way, and only then."""
-
-    def __init__(self, plain: bytes) -> None:
-        self.plain = plain
-        self._compressed: bytes | None = None
-
-    @property
-    def compressed(self) -> bytes:
-        """The page in gzip's format, at level 1: a third of level 6's time."""
-        if self._compressed is None:
-            self._compressed = gzip.compress(self.plain, compresslevel=1, mtime=0)
-        return self._compressed
 
 
 class WebServer:
@@ -220,23 +204,10 @@ class _Server(uvicorn.Server):
 
 
 class _Page(Response):
-    """Sent part by part, so that it is under way until its reader has taken nearly all of it.
-
-    Who takes no part of it for long is cut off.
-    """
+    """Sent part by part, so that it is under way until its reader has taken nearly all of it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            for start in range(0, len(self.body), PART_BYTES):
-                part = self.body[start : start + PART_BYTES]
-                async with asyncio.timeout(SEND_SECONDS):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": b""})
-        except TimeoutError:
-            scope[ABORT]()
-            await send({"type": "http.response.body", "body": b""})  # returns when it is gone
+        await send_parts(self, scope, send, PART_BYTES)
 
 
 def application(pages: Pages, api: Api) -> ASGIApp:

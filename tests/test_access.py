@@ -17,8 +17,9 @@ from certificates import Authority
 from running import wait_for
 from test_web import PAGE, PATHS, FakePages, bound
 
-from gpuwatch import connection, passwords, web, web_watch
-from gpuwatch.web import Body, WebServer
+from gpuwatch import api, connection, passwords, web_watch
+from gpuwatch.pages import Body
+from gpuwatch.web import WebServer
 
 PUBLIC = {"/metrics", "/-/healthy", "/-/ready"}
 ANNA, BERT = (bcrypt.hashpw(word, bcrypt.gensalt(4)).decode() for word in (b"secret", b"other"))
@@ -464,7 +465,7 @@ def test_any_number_of_scrapes_is_allowed_by_0(pages):
 
 def test_a_scrape_that_is_not_read_gives_its_place_back(pages, monkeypatch, caplog):
     """Who takes nothing for long is cut off, without a word in the log."""
-    monkeypatch.setattr(web, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(api, "SEND_SECONDS", 0.5)
     pages.body = Body(b"x" * 20_000_000)
     with serving(pages, scrapes=1) as port, slow(port) as client:
         wait_for(lambda: ask(port, "/metrics", method="HEAD")[0] == 200)

@@ -15,9 +15,10 @@ from running import wait_for
 from gpuwatch import __version__, api
 from gpuwatch.door import is_loopback
 from gpuwatch.errors import ConfigError
+from gpuwatch.pages import Body
 from gpuwatch.place import Place
 from gpuwatch.rules import RULES
-from gpuwatch.web import CONTENT_TYPE, Body, WebServer, accepts_gzip
+from gpuwatch.web import CONTENT_TYPE, WebServer, accepts_gzip
 
 PAGE = b"# HELP x X.\n# TYPE x gauge\nx 1\n" * 50
 PATHS = ["/metrics", "/-/healthy", "/-/ready", "/", "/api/v1/status"]
