@@ -193,9 +193,7 @@ def _put_bytes(
 class _Cells:
     """Rows of history, in order: each cell stands for its own quarter second."""
 
-    def __init__(
-        self, timeline: Timeline, piece: Piece, since: Mapping[tuple[Entity, str], int]
-    ) -> None:
+    def __init__(self, timeline: Timeline, piece: Piece, since: Mapping[Key, int]) -> None:
         self._timeline = timeline
         self._piece = piece
         self._lines = lines_of(piece.columns)

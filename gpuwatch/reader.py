@@ -2,9 +2,9 @@
 
 `python -m gpuwatch.reader` is a child of the daemon, started when somebody looks and ended when
 nobody does. It takes a request a line on standard input and answers each with a line of JSON,
-`{"status", "bytes"}`, and then the answer itself, in so many bytes. What cannot be answered is an
-answer, `{"error": ...}`: one line; `fault` is the trace of a bug. `Reader` does the same within a
-process.
+`{"status", "bytes", "cpu_seconds"}`, and then the answer itself, in so many bytes. What cannot be
+answered is an answer, `{"error": ...}`: one line; `fault` beside `status` is the trace of a bug.
+`Reader` does the same within a process.
 """
 
 import contextlib
@@ -152,6 +152,13 @@ class Reader:
         name = request.get("recording")
         return self.place.recording if name is None else str(name)
 
+    def _meant(self, request: Mapping[str, Any]) -> Recorded:
+        """Return the recording that has to be meant: the daemon itself knows of the node now."""
+        name = self._name(request)
+        if name is None:
+            raise RequestError("recording: give the name of one")
+        return self._record(name)
+
     def _record(self, name: str) -> Recorded:
         """Return the recording of that name; it stays open until another one is asked for."""
         path = self.place.path(name)
@@ -169,10 +176,8 @@ class Reader:
     def _recordings(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """List the recordings, newest first; those that make no sense are left out."""
         listed = {}
-        names = [self.place.recording] if self.place.recording is not None else None
-        directory = Path(self.place.recordings)
-        paths = [directory / name for name in names or ()] or directory.glob(f"*{SUFFIX}")
-        for path in paths:
+        directory, only = Path(self.place.recordings), self.place.recording
+        for path in directory.glob(f"*{SUFFIX}") if only is None else [directory / only]:
             with contextlib.suppress(OSError, GpuwatchError):
                 stat = path.lstat()
                 key = (path.name, stat.st_ino, stat.st_mtime_ns)
@@ -185,16 +190,10 @@ class Reader:
         return {"recordings": newest}
 
     def _canaries(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        name = self._name(request)
-        if name is None:
-            raise RequestError("recording: give the name of one")
-        return {"canaries": self._record(name).canaries}
+        return {"canaries": self._meant(request).canaries}
 
     def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        name = self._name(request)
-        if name is None:
-            raise RequestError("recording: give the name of one")
-        recorded = self._record(name)
+        recorded = self._meant(request)
         if self._rerun is None:
             self._rerun = Rerun(
                 recorded.path, self.place.rules, recorded.offset_ns, recorded.canaries
