@@ -14,7 +14,7 @@ AGE = 600.0  # of the newest readings
 USUAL: dict[str, dict[str, Any]] = {
     "matmul": {"size": 8192, "dtype": "bf16", "value": 784e12},
     "memory": {"size": 1 << 29, "value": 4.17e12},
-    "pcie": {"size": 1 << 28, "direction": "h2d", "value": 55.2e9},
+    "pcie": {"size": 1 << 28, "direction": "to_gpu", "value": 55.2e9},
     "startup": {"value": 3.3},
     "integrity": {"size": 4096, "value": 0.4},
     "allreduce": {"size": 1 << 28, "dtype": "bf16", "gpus": 4, "value": 330e9},
