@@ -60,6 +60,13 @@ def written(canary: str, value: float) -> str:
     return f"{value / 1e9:.4g} GB/s" if unit == "bytes_per_second" else f"{value:.3g} s"
 
 
+def shape_text(shape: Shape) -> str:
+    """Return a shape as people write it, "-" of a run that came to none."""
+    size = f"{shape.size >> 20}MiB" if shape.size >= 1 << 20 else str(shape.size or "")
+    gpus = f"{shape.gpus}GPUs" if shape.gpus > 1 else ""
+    return " ".join(filter(None, (size, shape.dtype, shape.direction, gpus))) or "-"
+
+
 def said(entry: Entry, opinion: Opinion, peers: Peers, former: Entry | None) -> str:
     """Return what an opinion says; `former` is the course of the environment before."""
     course, canary = entry.course, entry.shape.canary

@@ -32,6 +32,7 @@ from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.minute import Minute
 from gpuwatch.pages import Pages, Shelf
+from gpuwatch.paths import DATABASE
 from gpuwatch.place import Place, names_of
 from gpuwatch.presence import Presence
 from gpuwatch.repeats import Repeats
@@ -79,7 +80,7 @@ class Daemon:
         paths = self.config["paths"]
         self.runtime = Path(paths["runtime"])
         self.state = Path(paths["state"])
-        self.store = Store(self.state / "gpuwatch.sqlite")
+        self.store = Store(self.state / DATABASE)
         self.feed = Feed(
             self.runtime,
             self.store,

@@ -14,6 +14,7 @@ SYSTEM_RUNTIME = Path("/run/gpuwatch")
 SYSTEM_STATE = Path("/var/lib/gpuwatch")
 CONTROL = "control.sock"
 VERDICT = "verdict.json"
+DATABASE = "gpuwatch.sqlite"  # in the state directory
 BUNDLED_RECORDING = Path(__file__).with_name("data") / "h200.gwr"
 STATIC = Path(__file__).with_name("static")
 # An installed gpuwatch has them beside its modules, a checkout among its documents.

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import USAGE, ConfigError, GpuwatchError
+from gpuwatch.paths import DATABASE
 from gpuwatch.process import settings_file
 from gpuwatch.tmpfs import ring_directory
 
@@ -127,7 +128,7 @@ def prepared(config: Mapping[str, Any]) -> Iterator[tuple[list[socket.socket], P
             stack.enter_context(locked(state, "gpuwatch.lock", "paths.state"))
         made_up = config["source"]["kind"] != "nvml"
         if made_up and state.is_relative_to(runtime):  # another run's past is none of this one's
-            for path in state.glob("gpuwatch.sqlite*"):
+            for path in state.glob(f"{DATABASE}*"):
                 path.unlink()
             shutil.rmtree(state / "history", ignore_errors=True)
         yield sockets, rings

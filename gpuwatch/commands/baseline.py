@@ -13,16 +13,15 @@ from typing import Any
 
 from gpuwatch import baseline, baseline_file, baseline_table, control, database
 from gpuwatch.baseline_table import Entry, Kept
-from gpuwatch.canary_text import CAUSES, WHO, Standing, written
+from gpuwatch.canary_text import CAUSES, WHO, Standing, shape_text, written
 from gpuwatch.clock import wall_text
 from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError, ControlError, StateError
-from gpuwatch.paths import control_socket, runtime_directory, state_directory
+from gpuwatch.paths import DATABASE, control_socket, runtime_directory, state_directory
 from gpuwatch.signals import HOST
 from gpuwatch.store import Store
 
 STATUS_SECONDS = 5.0
 TIMEOUT_SECONDS = 30.0
-FILE = "gpuwatch.sqlite"
 SEVERE_LOSS = 0.05  # of the rules canary_regression_…_severe
 HEADER = (
     *("GPU", "CANARY", "SHAPE", "BASELINE", "RATIO", "EXPECTED", "SPREAD"),
@@ -60,11 +59,11 @@ class Baseline:
         running = _state_of_daemon(socket)
         state = Path(told or running or state_directory(Path(runtime or runtime_directory())))
         if arguments.what == "show":
-            return _show(state / FILE, arguments)
+            return _show(state / DATABASE, arguments)
         if arguments.what == "export":
-            return _export(state / FILE, arguments.file)
+            return _export(state / DATABASE, arguments.file)
         is_daemons = running is not None and state.absolute() == Path(running).absolute()
-        return _import(state / FILE, arguments, socket if is_daemons else None)
+        return _import(state / DATABASE, arguments, socket if is_daemons else None)
 
 
 def _state_of_daemon(socket: Path) -> str | None:
@@ -119,7 +118,7 @@ def _row(one: Standing, numbers: dict[str, int], now: float) -> tuple[str, ...]:
     return (
         "host" if one.entity == HOST else name,
         one.shape.canary,
-        _shape(one),
+        shape_text(one.shape),
         "-" if one.baseline is None else written(one.shape.canary, one.baseline),
         _ratio(one.ratio),
         _ratio(one.expected_ratio),
@@ -128,13 +127,6 @@ def _row(one: Standing, numbers: dict[str, int], now: float) -> tuple[str, ...]:
         _age(now - one.newest),
         _said(one),
     )
-
-
-def _shape(one: Standing) -> str:
-    shape = one.shape
-    size = f"{shape.size >> 20}MiB" if shape.size >= 1 << 20 else str(shape.size or "")
-    gpus = f"{shape.gpus}GPUs" if shape.gpus > 1 else ""
-    return " ".join(filter(None, (size, shape.dtype, shape.direction, gpus))) or "-"
 
 
 def _said(one: Standing) -> str:

@@ -13,18 +13,18 @@ from typing import Any
 from gpuwatch import control, database
 from gpuwatch.busy import Host, host_reason
 from gpuwatch.canaries import CANARIES
-from gpuwatch.canary_text import written
+from gpuwatch.canary_text import shape_text, written
 from gpuwatch.clock import read_clocks
+from gpuwatch.commands.run import config_request
 from gpuwatch.errors import FAIL, PASS, UNKNOWN, ConfigError, ControlError
 from gpuwatch.lease import this_boot
 from gpuwatch.look import Looks
-from gpuwatch.paths import control_socket, state_directory
+from gpuwatch.paths import DATABASE, control_socket, state_directory
 from gpuwatch.session import Result, Session
 from gpuwatch.slurm import jobs
 from gpuwatch.startup import validate
 
 TIMEOUT_SECONDS = 5.0
-FILE = "gpuwatch.sqlite"
 SIZES = ("full", "small", "tiny")
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
 CODES = {"ok": PASS, "wrong": FAIL, "failed": FAIL, "aborted": UNKNOWN, "skipped": UNKNOWN}
@@ -77,7 +77,7 @@ class Canary:
         """Print a line for each result, or all of them as JSON."""
         if arguments.cpu and (arguments.gpu or arguments.force):
             raise ConfigError("--cpu: takes neither --gpu nor --force")
-        config = _config(arguments)
+        config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
         python = config["canary"]["python"] or sys.executable
         if not os.access(python, os.X_OK) or not Path(python).is_file():
             raise ConfigError(f"[canary] python {python}: not an interpreter: name one with torch")
@@ -90,15 +90,6 @@ class Canary:
             signal.signal(signal.SIGTERM, before)
         codes = {CODES[one.result] for one in results}
         return next((code for code in (FAIL, UNKNOWN) if code in codes), PASS)
-
-
-def _config(arguments: Namespace) -> dict[str, Any]:
-    overrides: dict[str, dict[str, Any]] = {}
-    for name, value in vars(arguments).items():
-        section, dot, key = name.partition(".")
-        if dot and value is not None:
-            overrides.setdefault(section, {})[key] = value
-    return validate({"config": arguments.config, "overrides": overrides, "source": "nvml"})
 
 
 def _results(
@@ -137,7 +128,7 @@ def _state(arguments: Namespace, config: dict[str, Any]) -> Path:
 
 def _kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
     """Return the numbers of the GPUs by PCI address, and what is released now."""
-    if not (state / FILE).exists():
+    if not (state / DATABASE).exists():
         return {}, frozenset()
 
     def load(file: database.Connection) -> tuple[dict[str, int], frozenset[str]]:
@@ -148,7 +139,7 @@ def _kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
         )
         return numbers, frozenset(what for (what,) in held)
 
-    return database.look(state / FILE, load)
+    return database.look(state / DATABASE, load)
 
 
 def _link(path: Path) -> str:
@@ -187,9 +178,7 @@ def _row(one: Result) -> tuple[str, ...]:
         spread = "-" if reading.spread is None else f"{reading.spread:.1%}"
         clock = f"{reading.clock_hertz / 1e6:.0f} MHz" if reading.clock_hertz else "-"
     if reading is not None:
-        size = f"{reading.size >> 20}MiB" if reading.size >= 1 << 20 else str(reading.size or "")
-        gpus = f"{reading.gpus}GPUs" if reading.gpus > 1 else ""
-        shape = " ".join(filter(None, (size, reading.dtype, reading.direction, gpus))) or "-"
+        shape = shape_text(reading.shape)
     ratio = "-" if one.expected_ratio is None else f"{one.expected_ratio:.1%}"
     said = f"{one.result}: {one.detail}" if one.detail else one.result
     number = "host" if one.gpu is None else str(one.gpu)
