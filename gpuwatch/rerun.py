@@ -34,7 +34,7 @@ from gpuwatch.window import TICK_NS, Tick
 
 STATES = 3600
 EVENTS_KEPT = 10_000
-EVENTS_SHOWN = 200
+EVENTS_SHOWN = 200  # by a status, the newest
 SECONDS_AT_ONCE = 8.0
 
 
@@ -81,11 +81,11 @@ class Rerun:
             not self._times or time_ns is None or self._reached_ns <= time_ns
         ):
             tick = next(self._ticks, None)
-            if tick is not None:
-                self._take(tick)
             if tick is None:
                 self._done = True
-            elif time.monotonic() - begin > SECONDS_AT_ONCE:
+                break
+            self._take(tick)
+            if time.monotonic() - begin > SECONDS_AT_ONCE:
                 seconds = (self._reached_ns - self._start_ns) / SECOND_NS
                 message = f"{self._path.name}: judged up to {seconds:.0f} s so far: ask again"
                 raise RequestError(message, 503)

@@ -8,6 +8,7 @@ from gpuwatch import told
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.minute import SECONDS, SHOWN
 from gpuwatch.reader import Reader
+from gpuwatch.rerun import EVENTS_SHOWN
 from gpuwatch.screen import Screen
 from gpuwatch.view import Looks, foot, picture, slider
 
@@ -21,7 +22,6 @@ IDLE_SECONDS = 3600.0
 SEEN_SECONDS = 1.0
 ALERTING = ("_detected", "_firing")
 NOT_YET = 503  # a reader that was not done in time: HTTP's "service unavailable"
-EVENTS_TOLD = 200  # by a status, the newest
 FAR = ("n", "p", "end")  # for these the whole recording has to be judged once
 JUDGING = "the recording is being judged …"
 KEYS_LINE = "q quit ←→ 1s PgUp/Dn 10s Space play n p alert ? help"
@@ -103,7 +103,7 @@ class Player:
                 return max((one for one in times if one < seconds - 0.01), default=None)
             nearest = min((one for one in times if one > seconds + 0.01), default=nearest)
             oldest = _wall(events[0], status) if events else seconds
-            if len(events) < EVENTS_TOLD or oldest <= seconds or oldest == until:
+            if len(events) < EVENTS_SHOWN or oldest <= seconds or oldest == until:
                 return nearest
             until = oldest
 
