@@ -11,14 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.extract import Extract
 from gpuwatch.sheet import Cells, Field, put_sheets, write_about
-
-if TYPE_CHECKING:
-    pass
 
 CELLS_KEPT = 4_000_000  # of all tables, before they are written: 32 MB at most
 FILE_KEYS = ("sort", "file", "gpuwatch", "host", "boot_id")
