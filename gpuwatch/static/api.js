@@ -59,8 +59,8 @@ export class Stream {
     const waits = Date.now() - Math.max(this.heard, this.opened);
     if (waits > SILENT_MS) this.tell();
     // The browser gives up on some answers, and does not see a peer that is gone without a word.
-    const given_up = this.source.readyState === EventSource.CLOSED;
-    if ((given_up && waits > AGAIN_MS) || waits > 2 * SILENT_MS) this.open();
+    const gone = this.source.readyState === EventSource.CLOSED;
+    if ((gone && waits > AGAIN_MS) || waits > 2 * SILENT_MS) this.open();
   }
 
   tell() {

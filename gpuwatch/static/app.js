@@ -275,7 +275,7 @@ async function begin() {
   if (!replay) setInterval(learnColumns, COLUMNS_MS);
 }
 
-listen(actions, look);
+listen(actions);
 byId("filter").addEventListener("input", () => status && showEvents(status, byId("filter").value));
 byId("more").addEventListener("change", () => {
   const chart = chartOf(byId("more").value, columns);

@@ -6,7 +6,13 @@ import { byId, h, show } from "./dom.js";
 import { duration, entityName, moment, UNKNOWN, utc } from "./format.js";
 
 const ORDER = ["wrong", "regression", "failed", "suspect", "learning", "normal"];
-const CLASSES = { wrong: "critical", regression: "critical", failed: "warning", suspect: "warning" };
+const CLASSES = {
+  wrong: "critical",
+  regression: "critical",
+  failed: "warning",
+  suspect: "warning",
+  learning: "unknown",
+};
 // By unit: what a value is multiplied with, and what is written after it.
 const UNITS = {
   flops_per_second: [1e-12, "TFLOP/s"],

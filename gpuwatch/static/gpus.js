@@ -9,6 +9,7 @@ const SM_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}';
 const POWER_LIMIT = 'gpu_power_limit_watts{limit="enforced"}';
 const threshold = (name) => `gpu_temperature_threshold_celsius{threshold="${name}"}`;
 const sensor = (name) => `gpu_temperature_celsius{sensor="${name}"}`;
+const cell = (title, ...content) => h("td", { "data-title": title }, content);
 
 /** Return how a GPU is, as [class, words]. */
 function stateOf(up, values) {
@@ -35,7 +36,6 @@ export function showGpus(status, look) {
 function row(gpu, values, look) {
   const [kind, state] = stateOf(gpu.up ?? values.gpu_up, values);
   const chosen = look.isChosen(["gpu", gpu.gpu]);
-  const cell = (title, ...content) => h("td", { "data-title": title }, content);
   return h(
     "tr",
     {
@@ -134,7 +134,7 @@ function temperature(value, highest, margin) {
     "span",
     { class: near ? "near" : "", title },
     quantity(value, "celsius"),
-    near ? ` (${Math.round(left)} left)` : "",
+    near ? ` (${Math.abs(Math.round(left))} ${left < 0 ? "over" : "left"})` : "",
   );
 }
 
@@ -196,7 +196,6 @@ function portRow(port, gpu, values, rates, look) {
   const rate = values.rdma_rate_bytes_per_second;
   const expected = values.rdma_expected_rate_bytes_per_second;
   const slow = rate < expected;
-  const cell = (title, ...content) => h("td", { "data-title": title }, content);
   const flow = (direction) => {
     const now = rates.get(`${port} ${direction}`);
     const peak = values[`rdma_burst_bytes_per_second{direction="${direction}"}`];

@@ -2,7 +2,7 @@
 // for a low clock as lanes under it. uPlot draws; it knows nothing of where data comes from.
 
 import { h, show } from "./dom.js";
-import { entityName, quantity, scale, columnParts, clock } from "./format.js";
+import { clock, columnParts, entityName, quantity, scale, UNKNOWN } from "./format.js";
 import { drawLanes } from "./lanes.js";
 
 const AXIS = 64; // pixels for the numbers at the left, the same in all charts
@@ -310,7 +310,7 @@ function line(ctx, x0, y0, x1, y1) {
 }
 
 function quantityIn({ factor, digits }, value) {
-  if (value === null || value === undefined) return "–";
+  if (value === null || value === undefined) return UNKNOWN;
   return (value * factor).toFixed(digits);
 }
 

@@ -49,7 +49,7 @@ export class Replay {
           ["recording", this.recording.name],
           ["time", time.toFixed(3)],
         ]);
-        this.onStatus(status, time);
+        this.onStatus(status);
         this.onFault("");
       } catch (fault) {
         this.onFault(fault.message);
@@ -101,7 +101,7 @@ export class Replay {
     return times.length ? Math.min(...times) : null;
   }
 
-  /** Show over the slider when alerts began, as told at the end of the recording. */
+  /** Show under the slider when alerts began, as told at the end of the recording. */
   showMarks(status) {
     const { start, end } = this.recording;
     const share = (seconds) => ((seconds - start) / (end - start)) * 100;
