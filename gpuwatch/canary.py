@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 from gpuwatch.canaries import CANARIES
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
-from gpuwatch.process import cause, settings_file
+from gpuwatch.process import cause, started
 
 WORKER = Path(__file__).with_name("canary_worker.py")
 # Seconds that each phase may take; "import" of torch from a cold network disk takes longest.
@@ -136,20 +136,16 @@ class Run:
             self.scratch = tempfile.mkdtemp(prefix="gpuwatch-canary-")
             undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
             Path(self.scratch, "mps").mkdir()
-            stdin = settings_file(task.settings(self.scratch))
-            try:
-                self._popen = subprocess.Popen(
-                    [python, str(worker)],
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=self._environment(),
-                    cwd=self.scratch,
-                    preexec_fn=follow(signal.SIGKILL),
-                    process_group=0,
-                )
-            finally:
-                os.close(stdin)
+            self._popen = started(
+                [python, str(worker)],
+                task.settings(self.scratch),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment(),
+                cwd=self.scratch,
+                preexec_fn=follow(signal.SIGKILL),
+                process_group=0,
+            )
             undo.pop_all()
         self.group = self._popen.pid
         for pipe in (self._popen.stdout, self._popen.stderr):

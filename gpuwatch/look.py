@@ -18,7 +18,7 @@ from gpuwatch.busy import Seen
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable
-from gpuwatch.process import cause, settings_file
+from gpuwatch.process import cause, started
 
 PERIOD_SECONDS = 0.02
 OPEN_SECONDS = 60.0  # the first time after boot a driver without persistence takes long
@@ -78,17 +78,13 @@ class Looks:
             "gpus": list(wanted),
             "period_seconds": PERIOD_SECONDS,
         }
-        stdin = settings_file(settings)
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gpuwatch.look_child"],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=follow(signal.SIGTERM),
-            )
-        finally:
-            os.close(stdin)
+        self._popen = started(
+            [sys.executable, "-P", "-m", "gpuwatch.look_child"],
+            settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=follow(signal.SIGTERM),
+        )
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
         os.set_blocking(self._output.fileno(), False)

@@ -1,4 +1,4 @@
-"""A child process of the supervisor: how it is started, and what its pulse says of it."""
+"""Child processes: how they are started and ended; of one of the supervisor what its pulse says."""
 
 import contextlib
 import json
@@ -21,6 +21,21 @@ def settings_file(settings: Mapping[str, Any]) -> int:
     os.write(descriptor, json.dumps(settings).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+def started(
+    command: Sequence[str], settings: Mapping[str, Any], **how: Any
+) -> subprocess.Popen[bytes]:
+    """Start a child that reads its settings on standard input; `how` is as Popen has it.
+
+    Raises OSError.
+    """
+    stdin = settings_file(settings)
+    try:
+        child: subprocess.Popen[bytes] = subprocess.Popen(command, stdin=stdin, **how)
+    finally:
+        os.close(stdin)
+    return child
 
 
 def cause(status: int) -> str:
@@ -60,18 +75,12 @@ class Process:
         self._looked_ns = self.started_ns
         with contextlib.ExitStack() as undo:
             undo.callback(self.pulse.close)
-            stdin = settings_file(
-                {**settings, "generation": generation, "pulse": self.pulse.descriptor}
+            self._popen = started(
+                [sys.executable, "-P", "-m", *arguments],
+                {**settings, "generation": generation, "pulse": self.pulse.descriptor},
+                pass_fds=(self.pulse.descriptor, *descriptors),
+                preexec_fn=confine(keep, death_signal),
             )
-            try:
-                self._popen = subprocess.Popen(
-                    [sys.executable, "-P", "-m", *arguments],
-                    stdin=stdin,
-                    pass_fds=(self.pulse.descriptor, *descriptors),
-                    preexec_fn=confine(keep, death_signal),
-                )
-            finally:
-                os.close(stdin)
             undo.pop_all()
         self.pid = self._popen.pid
 

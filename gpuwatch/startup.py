@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import USAGE, ConfigError, GpuwatchError
 from gpuwatch.paths import DATABASE
-from gpuwatch.process import settings_file
+from gpuwatch.process import started
 from gpuwatch.tmpfs import ring_directory
 
 log = logging.getLogger("gpuwatch.supervisor")
@@ -47,17 +46,13 @@ class Validation:
                 self._files.enter_context(os.fdopen(os.memfd_create(name), "w+b"))
                 for name in ("settings", "errors")
             )
-            stdin = settings_file(request)
-            try:
-                self._popen = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "gpuwatch.config"],
-                    stdin=stdin,
-                    stdout=self._output,
-                    stderr=self._errors,
-                    preexec_fn=follow(signal.SIGKILL),
-                )
-            finally:
-                os.close(stdin)
+            self._popen = started(
+                [sys.executable, "-P", "-m", "gpuwatch.config"],
+                request,
+                stdout=self._output,
+                stderr=self._errors,
+                preexec_fn=follow(signal.SIGKILL),
+            )
         except OSError as error:
             self._files.close()
             raise GpuwatchError(f"the config could not be checked: {error.strerror}") from error
