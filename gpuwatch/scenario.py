@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.signals import Entity
-from gpuwatch.source import Context, EntityInfo
+from gpuwatch.source import Context, EntityInfo, Findings, Opened
 
 SCENARIOS = (
     *("healthy", "power-capped", "thermal", "power-brake"),
@@ -179,3 +179,33 @@ class Scenario:
         self._words[page.READING] = page.NOT_READING
         if os.getppid() != self._supervisor:
             os._exit(0)
+
+
+class ScenarioSource:
+    """A source that stands in on the GPUs of a scenario, and follows one that is divided anew.
+
+    Who inherits from it says in `look` what there is at a time.
+    """
+
+    def __init__(self) -> None:
+        self.findings = Findings()
+
+    def look(self, now_ns: int) -> Opened:
+        """Return the groups and entities there are."""
+        raise NotImplementedError
+
+    def open(self, context: Context) -> Opened:
+        """Make up the GPUs of the scenario."""
+        self.scenario = Scenario(context)
+        context.pulse.set_names([gpu.entity.id for gpu in self.scenario.gpus])
+        self._found = self.look(monotonic_ns())
+        return self._found
+
+    def housekeep(self, now_ns: int) -> Opened | None:
+        """Look whether a GPU was divided anew."""
+        before, self._found = self._found, self.look(now_ns)
+        same = (before.entities, before.tenants) == (self._found.entities, self._found.tenants)
+        return None if same else self._found
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.gpu_signals import ACTIVE_SIGNALS, GRAPHICS_ACTIVE
 from gpuwatch.mig_signals import INSTANCE_ACTIVE_SIGNALS, INSTANCE_GRAPHICS_ACTIVE
-from gpuwatch.scenario import REFRESH_NS, Gpu, Scenario
+from gpuwatch.scenario import REFRESH_NS, Gpu, ScenarioSource
 from gpuwatch.signals import UNKNOWN_GAUGE, Column, Entity, Signal
-from gpuwatch.source import Context, Findings, Group, Opened
+from gpuwatch.source import Group, Opened
 
 # Of each signal, without the entity it is of: while the job computes, while it communicates.
 SHARES = {
@@ -20,42 +20,25 @@ NOISE = 0.01
 PERIOD_NS = 110 * MILLISECOND_NS
 
 
-class SimulatedGpm:
+class SimulatedGpm(ScenarioSource):
     """Source of the duty `counters` on a simulated node."""
 
     name = "gpm"
 
-    def __init__(self) -> None:
-        self.findings = Findings()
-
-    def open(self, context: Context) -> Opened:
-        """Make up the GPUs of the scenario."""
-        self._scenario = Scenario(context)
-        context.pulse.set_names([gpu.entity.id for gpu in self._scenario.gpus])
-        return self._look(monotonic_ns())
-
-    def housekeep(self, now_ns: int) -> Opened | None:
-        """Look whether a GPU was divided anew."""
-        before, found = self._found, self._look(now_ns)
-        return found if found.entities != before.entities else None
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _look(self, now_ns: int) -> Opened:
+    def look(self, now_ns: int) -> Opened:
+        """Return what there is of each GPU and MIG instance."""
         groups: list[Group] = []
         infos = []
-        for gpu in self._scenario.gpus:
+        for gpu in self.scenario.gpus:
             name = f"gpm{gpu.place}"
             groups += self._groups(name, gpu, gpu.entity, ACTIVE_SIGNALS, GRAPHICS_ACTIVE)
             infos.append(gpu.info)
-            for info in self._scenario.instances(gpu, now_ns):
+            for info in self.scenario.instances(gpu, now_ns):
                 name = f"gpm{gpu.place}-{info.entity.id.rpartition('/')[2]}"
                 signals = (INSTANCE_ACTIVE_SIGNALS, INSTANCE_GRAPHICS_ACTIVE)
                 groups += self._groups(name, gpu, info.entity, *signals)
                 infos.append(info)
-        self._found = Opened(tuple(groups), tuple(infos))
-        return self._found
+        return Opened(tuple(groups), tuple(infos))
 
     def _groups(
         self, name: str, gpu: Gpu, entity: Entity, shares: Sequence[Signal], any_work: Signal
@@ -72,7 +55,7 @@ class SimulatedGpm:
         self, gpu: Gpu, columns: Sequence[Column], refreshes: int
     ) -> Callable[[], Sequence[float]]:
         """Return the read of shares over so many refreshes of the driver."""
-        scenario, span_ns = self._scenario, refreshes * REFRESH_NS
+        scenario, span_ns = self.scenario, refreshes * REFRESH_NS
         levels = [
             SHARES[column.signal.name.removeprefix(f"{column.entity.kind}_")] for column in columns
         ]
