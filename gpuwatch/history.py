@@ -112,13 +112,14 @@ class History:
             for events in self._blocks(path, EVENTS, decode):
                 yield from (event for event in events if from_ns <= event.time_ns < to_ns)
 
+    def heads(self, from_ns: int, to_ns: int) -> list[Head]:
+        """Return the heads of the files that may have something of that time."""
+        paths = self._files(from_ns, to_ns)
+        return [head for path in paths for head in self._blocks(path, HEAD, lambda head, *_: head)]
+
     def columns(self, from_ns: int, to_ns: int) -> list[Column]:
         """Return the columns that files of that time have, each once."""
-        heads = [
-            head
-            for path in self._files(from_ns, to_ns)
-            for head in self._blocks(path, HEAD, lambda head, *_: head)
-        ]
+        heads = self.heads(from_ns, to_ns)
         return list(dict.fromkeys(column for head in heads for column in head.rings[0].columns))
 
     def gaps(self, from_ns: int, to_ns: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from gpuwatch.extract import (
     chosen_tables,
     event_moment,
 )
-from gpuwatch.history import FOREVER_NS, HEAD, ROWS, SORT, History, offset_ns
+from gpuwatch.history import FOREVER_NS, ROWS, SORT, History, offset_ns
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
 from gpuwatch.window import TICK_NS
 
@@ -86,11 +86,6 @@ class HistoryExtract(Extract):
 
 class _Files(History):
     """History as its files have it: rows with all their columns; also one file alone."""
-
-    def heads(self, from_ns: int, to_ns: int) -> list[Head]:
-        """Return the heads of the files that may have something of that time."""
-        paths = self._files(from_ns, to_ns)
-        return [head for path in paths for head in self._blocks(path, HEAD, lambda h, *_: h)]
 
     def rows(self, from_ns: int, to_ns: int) -> Iterator[tuple[Head, RowsBlock]]:
         """Yield the rows of these files."""

@@ -175,7 +175,7 @@ def _put_bytes(
     first: dict[Key, int] = {}
     for piece in History(directory).read(grid.start_ns - TICK_NS, grid.end_ns + TICK_NS, **chosen):
         lines = lines_of(piece.columns)
-        keys = [(line.entity, line.name) for line in lines]
+        keys = [line.key for line in lines]
         if not keys:  # none of these are bytes of ports
             break
         inside = piece.time_ns <= min(since.get(key, FOREVER_NS) for key in keys)
@@ -200,7 +200,7 @@ class _Cells:
         kinds = [line.signal.kind is Kind.COUNTER for line in self._lines]
         self._counters = [index for index, counter in enumerate(kinds) if counter]
         self._gauges = [index for index, counter in enumerate(kinds) if not counter]
-        self._keys = [(line.entity, line.name) for line in self._lines]
+        self._keys = [line.key for line in self._lines]
         self._since = np.array([[since.get(key, FOREVER_NS)] for key in self._keys], np.int64)
         self._times = np.empty(0, np.int64)
         self._counts = np.empty((len(self._counters), 0))
@@ -244,5 +244,5 @@ def _keys(line: Line) -> list[Key]:
     """Return what history calls a column: a set of bits has one for each."""
     signal = line.signal
     if signal.kind is not Kind.BITS:
-        return [(line.entity, line.name)]
+        return [line.key]
     return [(line.entity, column_name(signal, bit)) for _, bit in signal.bits]

@@ -85,6 +85,11 @@ class Line(NamedTuple):
         """Return a column's line."""
         return cls(column.entity, column.name, column.signal, column.label)
 
+    @property
+    def key(self) -> Key:
+        """What it is known by."""
+        return self.entity, self.name
+
 
 class Timeline:
     """Collects lines on a grid, from pieces of rows in any order."""
@@ -232,7 +237,7 @@ class Held:
         shown = values[self._gauges]
         with np.errstate(invalid="ignore"):
             inside = (shown >= self._lowest) & (shown <= self._highest)
-        keys = [(self._lines[index].entity, self._lines[index].name) for index in self._gauges]
+        keys = [self._lines[index].key for index in self._gauges]
         self._timeline.put(keys, times, ends, np.where(inside, shown, math.nan))
         for index, labels in self._labels.items():
             line, states = self._lines[index], values[index]
@@ -281,7 +286,7 @@ def put_rates(
         fits = (spans > 0) & (spans <= hold_ns) & (np.flatnonzero(some)[1:] >= fresh)
         rises = np.where(read[:, 1:] < read[:, :-1], read[:, 1:], np.diff(read, axis=1))
         rates = rises[:, fits] / (spans[fits] / SECOND_NS)
-        keys = [(lines[index].entity, lines[index].name) for index in chosen]
+        keys = [lines[index].key for index in chosen]
         timeline.put_rates(keys, at[:-1][fits], at[1:][fits], rates)
 
 
