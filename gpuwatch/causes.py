@@ -254,18 +254,20 @@ def _pcie(loss: Loss, waited: bool) -> Iterator[str]:
 
 def _nvlink(loss: Loss, waited: bool) -> Iterator[str]:
     """Yield which links are missing while others carry, their errors, and how busy they were."""
-    moved = _moved(loss, links.NVLINK_MOVED)
+    carried, read = loss.sums.get(links.NVLINK_MOVED), _value(loss, links.NVLINK[0]) is not None
+    known = bool(carried) or read
+    moved = f"{_moved(loss, links.NVLINK_MOVED)} moved" if known else "what moved is not read"
     up, expected = _value(loss, links.LINKS_UP), loss.links_expected
-    idle = not loss.sums.get(links.NVLINK_MOVED) and _value(loss, links.NVLINK[0]) is not None
+    idle = read and not carried
     missing = _share(loss, *links.NVLINK_DEGRADED) >= LEAST_SHARE and not idle
     if missing and up is not None and expected and up < expected:
         lacks = _percent(1 - up / expected)
         yield (
             f"{up:.0f} of {expected:.0f} links up (gpu_nvlink_links_up), {lacks} of the bandwidth"
-            f" is missing; {moved} moved"
+            f" is missing; {moved}"
         )
     elif waited:
-        yield f"{moved} moved"
+        yield moved
     errors = {name: loss.sums.get(("rise", name), 0) for name in links.NVLINK_ERRORS}
     if sum(errors.values()) * 60 * SECOND_NS >= ERRORS_A_MINUTE * loss.sums[TIME]:
         yield ", ".join(f"{name} {count}" for name, count in errors.items() if count)

@@ -218,6 +218,10 @@ def test_the_evidence_has_numbers_units_and_names():
         (60, WORKS),
         (60, at_once(gpu(gpu_nvlink_links_up=17.0, gpu_nvlink_received_bytes_total=moves(50)))),
     )
+    unread = {"gpu_nvlink_received_bytes_total": None}
+    assert "6 % of the bandwidth is missing; what moved is not read" in text(
+        (60, at_once(gpu(**unread))), (60, at_once(gpu(gpu_nvlink_links_up=17.0, **unread)))
+    )
 
 
 def test_heat_without_a_reason_only_coincides():
