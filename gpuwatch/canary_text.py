@@ -67,6 +67,15 @@ def shape_text(shape: Shape) -> str:
     return " ".join(filter(None, (size, shape.dtype, shape.direction, gpus))) or "-"
 
 
+def standing_text(standing: Standing, state: str) -> str:
+    """Return a state with how much slower the course is, by what and where, if that is known."""
+    if not standing.loss:
+        return state
+    loss = f"{100 * standing.loss:.1f} % slower"
+    parts = (loss, CAUSES.get(standing.cause, ""), WHO.get(standing.peers, ""))
+    return f"{state}: {', '.join(filter(None, parts))}"
+
+
 def said(entry: Entry, opinion: Opinion, peers: Peers, former: Entry | None) -> str:
     """Return what an opinion says; `former` is the course of the environment before."""
     course, canary = entry.course, entry.shape.canary

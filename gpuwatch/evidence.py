@@ -221,7 +221,7 @@ class FlightRecorder:
         try:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._daemon.supervisor.spawn(
-                kind, settings, DEADLINE_SECONDS, lambda result: done(_said(result))
+                kind, settings, DEADLINE_SECONDS, lambda result: done(_said(kind, result))
             )
         except OSError as error:
             place = error.filename or f"the {kind} cannot be started"
@@ -239,11 +239,11 @@ class FlightRecorder:
         self._daemon.note(Event(monotonic_ns(), HOST, event, detail))
 
 
-def _said(result: Message) -> dict[str, Any]:
+def _said(kind: str, result: Message) -> dict[str, Any]:
     """Return what a child said in its last line."""
     try:
         said: dict[str, Any] = json.loads(result["output"].splitlines()[-1])
     except (ValueError, IndexError):
         late = f"killed after {DEADLINE_SECONDS:g} s" if result.get("late") else "see the log"
-        return {"error": f"the recorder ended without a word: {late}"}
+        return {"error": f"the {kind} ended without a word: {late}"}
     return said

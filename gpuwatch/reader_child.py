@@ -125,7 +125,9 @@ class ReaderChild:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # it multiplies no matrices
             )
         except OSError as error:
-            raise RequestError(f"reader: {error.strerror}: it cannot be started", 503) from error
+            raise RequestError(
+                f"reader: cannot be started: {error.strerror}: try again", 503
+            ) from error
 
     def _let_go(self) -> None:
         """Have the reader end at the end of its input."""

@@ -9,7 +9,7 @@ from typing import Any
 from gpuwatch.baseline import Baseline
 from gpuwatch.baseline_table import Entry
 from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
-from gpuwatch.canary_text import CAUSES, WHO, Standing, value_of
+from gpuwatch.canary_text import Standing, standing_text, value_of
 from gpuwatch.courses import COURSES, LATEST, SHOWN_SECONDS, Course, Noted, reading_json, worst
 from gpuwatch.expected import figure
 from gpuwatch.signals import HOST, Entity
@@ -170,8 +170,4 @@ def _text(standing: Standing, state: str) -> str:
         return "wrong results"
     if state == "suspect":
         return "suspect: not confirmed"
-    if not standing.loss:
-        return state
-    loss = f"{100 * standing.loss:.1f} % slower"
-    parts = (loss, CAUSES.get(standing.cause, ""), WHO.get(standing.peers, ""))
-    return f"{state}: {', '.join(filter(None, parts))}"
+    return standing_text(standing, state)

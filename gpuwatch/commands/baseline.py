@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuwatch import baseline, baseline_file, baseline_table, control, database
 from gpuwatch.baseline_table import Entry, Kept
-from gpuwatch.canary_text import CAUSES, WHO, Standing, shape_text, written
+from gpuwatch.canary_text import Standing, shape_text, standing_text, written
 from gpuwatch.clock import wall_text
 from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError, ControlError, StateError
 from gpuwatch.paths import DATABASE, control_socket, runtime_directory, state_directory
@@ -131,11 +131,7 @@ def _row(one: Standing, numbers: dict[str, int], now: float) -> tuple[str, ...]:
 
 def _said(one: Standing) -> str:
     state = "wrong results" if one.state == "wrong" else one.state
-    state = state if one.current else f"past {state}"
-    if not one.loss:
-        return state
-    parts = [f"{100 * one.loss:.1f} % slower", CAUSES.get(one.cause, ""), WHO.get(one.peers, "")]
-    return f"{state}: {', '.join(filter(None, parts))}"
+    return standing_text(one, state if one.current else f"past {state}")
 
 
 def _ratio(value: float | None) -> str:
