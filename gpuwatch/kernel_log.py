@@ -27,7 +27,6 @@ FABRIC = (SXID, PCIE_ERROR, LINK_DOWN, LINK_UP, NIC_FAULT)
 SYSTEM = (OOM_KILL, OWN_OOM_KILL, LOCKUP, HUNG_TASK)
 COUNTED = (*FABRIC, *SYSTEM, FORGED, OVERRUN)
 
-PCIE_SEVERITIES = ("corrected", "nonfatal", "fatal")
 SAME_FAULT_NS = 60_000_000_000  # the driver says in up to three ways that a GPU is off the bus
 TEXT_LENGTH = 200
 

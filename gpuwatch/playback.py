@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpuwatch.clock import SECOND_NS
 from gpuwatch.codec import RowArray, RowsBlock
 from gpuwatch.errors import RecordingError
 from gpuwatch.recording import EventsBlock, RecordingReader
@@ -20,8 +19,6 @@ from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Event, Kind
 from gpuwatch.summation import row_dtype
 from gpuwatch.window import TICK_NS
-
-MAX_GRID_NS = 10 * SECOND_NS
 
 
 class Piece(NamedTuple):
