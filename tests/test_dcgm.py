@@ -383,16 +383,21 @@ def prometheus(daemon, tmp_path_factory):
 
 def test_it_is_asked_for_by_the_scrape(daemon):
     """`format=dcgm` gives the page, also compressed; any other format one line."""
-    status, body = daemon.get(PATH)
-    assert status == 200
-    assert b"gpuwatch_" not in body
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{daemon.port}{PATH}", headers={"Accept-Encoding": "gzip"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        assert answer.headers["Content-Encoding"] == "gzip"
-        assert samples(gzip.decompress(answer.read())).keys() == samples(body).keys()
+    wait_for(lambda: b"gpuwatch_gpu_power_watts" in daemon.get("/metrics")[1])
+
+    def alike() -> bool:
+        status, body = daemon.get(PATH)
+        assert status == 200
+        assert b"gpuwatch_" not in body
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{daemon.port}{PATH}", headers={"Accept-Encoding": "gzip"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert answer.headers["Content-Encoding"] == "gzip"
+            return samples(gzip.decompress(answer.read())).keys() == samples(body).keys()
+
+    wait_for(alike)  # while the node starts, more comes from page to page
     for wrong in ("DCGM", "", "openmetrics"):
         status, body = daemon.get(f"/metrics?format={wrong}")
         assert (status, body.count(b"\n")) == (400, 1)
