@@ -141,7 +141,7 @@ def main() -> None:
         costs.watch(daemon.totals, "add", "totals")
         costs.watch(daemon.archive, "add", "history")
         costs.watch(daemon.engine, "judge", "rules")
-        costs.watch(daemon.causes, "add", "causes")
+        costs.watch(daemon.lost_time, "add", "causes")
         costs.watch(daemon, "_publish", "snapshot")
         costs.watch(daemon, "metrics", "page")
         costs.watch(daemon, "on_tick", "other")

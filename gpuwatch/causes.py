@@ -6,7 +6,7 @@ wrong with a link, but costs what no sample shows, has no share.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gpuwatch import link_time as links
@@ -14,13 +14,11 @@ from gpuwatch import lost_time
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.gpu_signals import POWER_LIMIT
 from gpuwatch.ledger import TIME, highest
-from gpuwatch.lost_time import BUSY, SHARED, WAIT, Loss, LostTime
+from gpuwatch.lost_time import BUSY, SHARED, WAIT, Loss
 from gpuwatch.rules.host import SOME
 from gpuwatch.rules.network import ACK_TIMEOUTS, BUSY_PACKETS, DOWNS, LOST, PACKETS, PER
 from gpuwatch.rules.work import SM_CLOCK
-from gpuwatch.signals import Entity, column_name
-from gpuwatch.source import EntityInfo
-from gpuwatch.window import Tick
+from gpuwatch.signals import column_name
 
 LEAST_SHARE = 0.01  # of the minute: less is the noise of samples
 NO_REASONS = "with gpu_throttle_active not read"
@@ -73,32 +71,12 @@ class Cause(NamedTuple):
         return self._asdict()
 
 
-class Causes:
-    """What every GPU lost time to: fed with every closed tick, in order of time.
+def ranked(loss: Loss | None) -> list[Cause]:
+    """Return what a GPU lost time to, largest share first, those without a share after them.
 
-    `entities` say by their labels which RDMA ports are near which GPU.
+    None is the loss of anything else: there are no causes for it.
     """
-
-    def __init__(self, entities: Iterable[EntityInfo] = ()) -> None:
-        self.lost_time = LostTime(entities)
-
-    def attach(self, entities: Iterable[EntityInfo]) -> None:
-        """Learn what is near which GPU now."""
-        self.lost_time.attach(entities)
-
-    def add(self, tick: Tick) -> None:
-        """Take in a closed tick."""
-        self.lost_time.add(tick)
-
-    def of(self, entity: Entity) -> list[Cause]:
-        """Return the causes of a GPU, that with the largest share first; none of anything else."""
-        loss = self.lost_time.of(entity)
-        return ranked(loss) if loss else []
-
-
-def ranked(loss: Loss) -> list[Cause]:
-    """Return what a GPU lost time to, largest share first, those without a share after them."""
-    if not loss.sums.get(TIME):
+    if loss is None or not loss.sums.get(TIME):
         return []
     found = [*_silence(loss), *_clocks(loss), *_waits(loss), *_others(loss), *_rest(loss)]
     return sorted(found, key=lambda one: -1.0 if one.share is None else one.share, reverse=True)

@@ -15,7 +15,6 @@ from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
 from gpuwatch.baseline import Baseline
 from gpuwatch.byte_history import kept_of
-from gpuwatch.causes import Causes
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
@@ -30,6 +29,7 @@ from gpuwatch.idle import IdleTime
 from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
+from gpuwatch.lost_time import LostTime
 from gpuwatch.minute import Minute
 from gpuwatch.pages import Pages, Shelf
 from gpuwatch.paths import DATABASE
@@ -105,7 +105,7 @@ class Daemon:
         self.started_ns = monotonic_ns()
         self.totals = Totals(self.started_ns)
         self.minute = Minute()
-        self.causes = Causes()
+        self.lost_time = LostTime()
         self.presence = Presence()
         self._exposition = Exposition()
         self._past = Past()
@@ -209,7 +209,7 @@ class Daemon:
             self._rings_seen = set(self.feed.rings)
             self.totals.attach(self.feed.columns)
             self.minute.attach(self.feed.columns)
-            self.causes.attach(self.feed.entities)
+            self.lost_time.attach(self.feed.entities)
             self.archive.attach(self.feed.columns)
         self.totals.note(tick.events)
         # What a restarted daemon reads again from the rings is judged, but was counted before.
@@ -217,7 +217,7 @@ class Daemon:
             for event in self.totals.add(tick):
                 self.note(event)
         self.minute.add(tick)
-        self.causes.add(tick)
+        self.lost_time.add(tick)
         self.archive.add(tick)
         events = self.engine.judge(tick)
         for event in events:

@@ -18,7 +18,7 @@ from gpuwatch import pulse as page
 from gpuwatch.child import Child, no_room
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
-from gpuwatch.errors import RecordingError
+from gpuwatch.errors import RecordingError, SourceUnavailable
 from gpuwatch.feed import links_of
 from gpuwatch.playback import Playback, Step
 from gpuwatch.recording import RecordingReader
@@ -110,7 +110,8 @@ class Live:
     def run(self) -> int:
         """Play until told to stop or abandoned; return the exit status.
 
-        Raises RecordingError if the recording holds no whole tick or makes no sense.
+        Raises RecordingError if the recording holds no whole tick or makes no sense,
+        SourceUnavailable if somebody removed a ring.
         """
         name = f"{{}}.{self.child.generation}.sock"
         servers = [Server(self.runtime / name.format(duty), 0o600) for duty in self.duties]
@@ -143,6 +144,8 @@ class Live:
                     self.child.beat(page.RUNNING)
                     time.sleep(BATCH_SECONDS)
             for writer in self._writers:
+                if not writer.intact:
+                    raise SourceUnavailable(f"{writer.path}: removed or overwritten: starting anew")
                 writer.note_clocks()
         return 0
 
@@ -230,7 +233,7 @@ def main() -> int:
     try:
         reader = RecordingReader(Path(file))
         return Live(child, reader).run()
-    except RecordingError as fault:
+    except (RecordingError, SourceUnavailable) as fault:
         return child.unavailable(str(fault))
     except OSError as fault:
         return child.unavailable(no_room(fault))

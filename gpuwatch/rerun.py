@@ -16,10 +16,10 @@ from typing import Any
 
 from gpuwatch import __version__
 from gpuwatch.alerts import AlertEngine
-from gpuwatch.causes import Causes
 from gpuwatch.clock import SECOND_NS, wall_text
 from gpuwatch.courses import Course, worst
 from gpuwatch.errors import RequestError
+from gpuwatch.lost_time import LostTime
 from gpuwatch.playback import Playback
 from gpuwatch.presence import Presence
 from gpuwatch.recording import RecordingReader
@@ -58,7 +58,7 @@ class Rerun:
         self._offset_ns = offset_ns
         self._reader = RecordingReader(path)
         self._engine = AlertEngine(RULES, rules, None, "")
-        self._causes = Causes(self._reader.head.entities)
+        self._lost_time = LostTime(self._reader.head.entities)
         self._presence = Presence()
         self._ticks = ticks(self._reader)
         self._played = 0
@@ -111,7 +111,7 @@ class Rerun:
             [*tick.events, *self._engine.judge(tick)], key=lambda event: event.time_ns
         )
         del self._events[:-EVENTS_KEPT]
-        self._causes.add(tick)
+        self._lost_time.add(tick)
         if self._played % self._every != 1:
             return
         state = describe(self._snapshot(tick))
@@ -153,7 +153,7 @@ class Rerun:
             ticks=(tick,),
             constants=list(itertools.chain.from_iterable(head.constants.values())),
             entities=list(head.entities),
-            losses=self._causes.lost_time.all(),
+            losses=self._lost_time.all(),
             alerts=[replace(alert, recording=self._path.name) for alert in alerts],
             sources={name: SourceState(period_seconds=p) for name, p in periods.items()},
             verdict=judge(alerts),

@@ -8,6 +8,7 @@ different sources, in different processes, tell one story.
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from gpuwatch import pulse as page
@@ -181,7 +182,7 @@ class Scenario:
             os._exit(0)
 
 
-class ScenarioSource:
+class ScenarioSource(ABC):
     """A source that stands in on the GPUs of a scenario, and follows one that is divided anew.
 
     Who inherits from it says in `look` what there is at a time.
@@ -190,9 +191,9 @@ class ScenarioSource:
     def __init__(self) -> None:
         self.findings = Findings()
 
+    @abstractmethod
     def look(self, now_ns: int) -> Opened:
         """Return the groups and entities there are."""
-        raise NotImplementedError
 
     def open(self, context: Context) -> Opened:
         """Make up the GPUs of the scenario."""
@@ -207,5 +208,5 @@ class ScenarioSource:
         same = (before.entities, before.tenants) == (self._found.entities, self._found.tenants)
         return None if same else self._found
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - as any of them has it
         """Nothing is held."""

@@ -41,7 +41,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         constants=[*daemon.feed.constants, *_expected_links(daemon)],
         entities=daemon.feed.entities,
         tenants=[tenant for told in daemon.feed.live.values() for tenant in told.tenants],
-        losses=daemon.causes.lost_time.all(),
+        losses=daemon.lost_time.all(),
         alerts=alerts,
         transitions=daemon.engine.transitions.copy(),
         sources=_sources(daemon, rings),

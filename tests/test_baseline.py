@@ -684,7 +684,10 @@ def test_there_may_be_nothing_to_show(tmp_path, capsys):
     assert "gpuwatch.sqlite: no such file" in err
     Store(tmp_path / "gpuwatch.sqlite").close()
     code, out, _ = command(capsys, "show", "--path.state", tmp_path)
-    assert (code, out) == (3, "no readings of canaries yet: they run while GPUs are idle\n")
+    assert (code, out) == (
+        3,
+        "no readings of canaries yet: gpuwatch baseline import takes some in\n",
+    )
     (tmp_path / "gpuwatch.sqlite").write_text(
         "no database at all, but long enough for a header" * 9
     )

@@ -9,8 +9,9 @@ from running import Running, wait_for
 from simulated_node import SimulatedNode
 from ticks import SECOND, Rise, node
 
-from gpuwatch.causes import LEAST_SHARE, Causes
+from gpuwatch.causes import LEAST_SHARE, ranked
 from gpuwatch.gpu_signals import REASONS, THROTTLE
+from gpuwatch.lost_time import LostTime
 from gpuwatch.paths import BUNDLED_RECORDING
 from gpuwatch.recording import RecordingReader
 from gpuwatch.replay import ticks as recorded_ticks
@@ -90,7 +91,7 @@ def at_once(columns, *others):
 
 def played(*runs, constants=CONSTANTS, near=NEAR):
     """Feed runs of (ticks, entities): none for ticks that are missing, or a function of which."""
-    causes, now = Causes(near), 0
+    causes, now = LostTime(near), 0
     for count, entities in runs:
         for number in range(count):
             made = entities(number) if callable(entities) else entities
@@ -104,7 +105,7 @@ def told(*runs, **options):
     """Return (cause, share) of the GPU after these runs, shares to a thousandth."""
     return [
         (one.cause, one.share if one.share is None else round(one.share, 3))
-        for one in played(*runs, **options).of(GPU)
+        for one in ranked(played(*runs, **options).of(GPU))
     ]
 
 
@@ -193,7 +194,7 @@ def test_each_cause_is_named_with_what_it_took(runs, expected):
 
 def text(*runs, **options):
     """Return the text of the first cause."""
-    return played(*runs, **options).of(GPU)[0].text
+    return ranked(played(*runs, **options).of(GPU))[0].text
 
 
 def test_the_evidence_has_numbers_units_and_names():
@@ -361,7 +362,7 @@ def test_what_is_not_known_is_said_not_guessed():
     )
     runs = [(120, at_once(columns)) for columns in newer]
     assert told(*runs) == [("power_cap", 0.1), ("unexplained", 0.1)]
-    unexplained = played(*runs).of(GPU)[1].text
+    unexplained = ranked(played(*runs).of(GPU))[1].text
     assert "6 s of lost clock while unknown_0x200 was on, a new reason" in unexplained
 
     dark = [(120, WORKS), (120, at_once(WAITS, host(io=None)))]
@@ -382,7 +383,7 @@ def test_what_is_not_known_is_said_not_guessed():
 
 def test_reasons_at_the_same_time_are_said_to_be_told_apart_by_nobody():
     """Two reasons that were on together share what was lost, and both say so."""
-    found = played((240, at_once(gpu(0.7 * FULL, on=HELD)))).of(GPU)
+    found = ranked(played((240, at_once(gpu(0.7 * FULL, on=HELD)))).of(GPU))
     assert all("which one counted is not known" in one.text for one in found)
     assert "not known" not in text((240, at_once(gpu(0.7 * FULL, on=["sw_power_cap"]))))
 
@@ -397,7 +398,7 @@ def test_without_gpm_waits_inside_kernels_are_said_to_be_unseen():
 def test_only_gpus_have_causes():
     """Of anything else nothing is said, nor of a GPU that was never seen."""
     causes = played((4, WORKS))
-    assert causes.of(PORT) == causes.of(HOST) == causes.of(Entity("gpu", "7")) == []
+    assert [ranked(causes.of(one)) for one in (PORT, HOST, Entity("gpu", "7"))] == [[], [], []]
 
 
 def test_the_nearest_port_counts_and_no_other():
@@ -456,7 +457,7 @@ def test_shares_are_never_more_than_was_lost(script):
     What was lost: the clock as gpu_lost_clock_seconds_total counts it, and time without work of a
     GPU that is not busy or does not answer. A minute after it nothing is left of it.
     """
-    causes, now, lost = Causes(NEAR), 0, []
+    causes, now, lost = LostTime(NEAR), 0, []
     for cell in script:
         for _ in range(cell["ticks"]):
             made = node(now, entities_of(cell), CONSTANTS)
@@ -469,19 +470,19 @@ def test_shares_are_never_more_than_was_lost(script):
             lost.append(max(silent, idle, clock))
             now += TICK_NS
     lost = lost[-MINUTE:]
-    found = [one.share for one in causes.of(GPU) if one.share is not None]
+    found = [one.share for one in ranked(causes.of(GPU)) if one.share is not None]
     assert all(share >= LEAST_SHARE for share in found)
     assert sum(found) <= sum(lost) / len(lost) + 1e-9
     assert all(one >= other for one, other in pairwise(found))
 
-    alone = Causes(NEAR)
+    alone = LostTime(NEAR)
     for _ in range(MINUTE):
         made = node(now, WORKS, CONSTANTS)
         causes.add(made)
         alone.add(made)
         now += TICK_NS
-    drifted = causes.lost_time.of(GPU).sums
-    expected = alone.lost_time.of(GPU).sums
+    drifted = causes.of(GPU).sums
+    expected = alone.of(GPU).sums
     kinds = ("time", "lost", "on", "sum", "over", "in_waits", "at_work", "seen", "extra", "blind")
     for key in {*drifted, *expected}:
         if key[0] in kinds and key[1] not in ("shared", "nvlink_degraded"):
@@ -535,12 +536,12 @@ def test_who_waits_after_a_job_s_end_does_not_wait_for_the_network():
 
 def test_a_recording_that_begins_again_counts_once():
     """Data time that goes back takes with it what came after."""
-    causes = Causes(NEAR)
+    causes = LostTime(NEAR)
     for _ in range(3):
         for number in range(80):
             columns = gpu(0.8 * FULL, on=["sw_power_cap"])
             causes.add(node(number * TICK_NS, at_once(columns), CONSTANTS))
-    loss = causes.lost_time.of(GPU)
+    loss = causes.of(GPU)
     assert loss.sums["time", ""] == 80 * TICK_NS
     assert loss.sums["lost", "power_cap"] == pytest.approx(16 * TICK_NS)
 
@@ -548,11 +549,11 @@ def test_a_recording_that_begins_again_counts_once():
 def bundled():
     """Return what is said of the bundled recording at each of its ticks, and its last ticks."""
     reader = RecordingReader(BUNDLED_RECORDING)
-    causes, found, kept = Causes(reader.head.entities), [], []
+    causes, found, kept = LostTime(reader.head.entities), [], []
     for made in recorded_ticks(reader):
         causes.add(made)
         kept.append(made)
-        found.append({e.id: causes.of(e) for e in made.windows if e.kind == "gpu"})
+        found.append({e.id: ranked(causes.of(e)) for e in made.windows if e.kind == "gpu"})
     reader.close()
     return found, kept[-MINUTE:]
 
@@ -590,7 +591,7 @@ def simulated(monkeypatch, scenario, seconds=40):
     nodes = [SimulatedNode(monkeypatch, scenario, source, gpus=3) for source in SIMULATED]
     infos = [info for one in nodes for info in one.opened.entities]
     near = [EntityInfo(i.entity, {"gpu": i.labels["near"]}) for i in infos if "near" in i.labels]
-    causes = Causes(near)
+    causes = LostTime(near)
     for first, *others in zip(*(one.ticks(seconds) for one in nodes), strict=True):
         constants = dict(first.constants)
         for other in others:
@@ -600,7 +601,7 @@ def simulated(monkeypatch, scenario, seconds=40):
                 constants[entity] = constants.get(entity, {}) | values
         first.constants = constants
         causes.add(first)
-    return [causes.of(entity) for entity in nodes[0].gpus]
+    return [ranked(causes.of(entity)) for entity in nodes[0].gpus]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import wait_for
 
 from gpuwatch import pulse as page
 from gpuwatch.codec import Head, RowsBlock
@@ -486,6 +487,15 @@ def test_live_replay_ends_when_abandoned(tmp_path: Path, recording: Path) -> Non
         child.pulse.words[page.GENERATION] = 5
         assert child.process.wait(timeout=60) == 0
         ring.close()
+
+
+def test_live_replay_starts_anew_when_a_ring_was_removed(tmp_path: Path, recording: Path) -> None:
+    """It says so and ends, for its supervisor to start another: else nothing could be recorded."""
+    with live_replay(tmp_path, recording) as child:
+        ring = Path(child.manifests()["state"]["rings"][0])
+        ring.unlink()
+        wait_for(lambda: child.pulse.phase == "unavailable")
+        assert child.pulse.names() == [f"{ring}: removed or overwritten: starting anew"]
 
 
 def test_live_replay_says_why_it_cannot(tmp_path: Path) -> None:

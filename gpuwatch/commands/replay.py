@@ -69,27 +69,28 @@ class Replay:
 
 def _judge(path: Path, overrides: dict[str, dict[str, object]], seconds: float | None) -> int:
     from gpuwatch.alerts import AlertEngine
-    from gpuwatch.causes import Causes
+    from gpuwatch.causes import ranked
+    from gpuwatch.lost_time import LostTime
     from gpuwatch.recording import RecordingReader
     from gpuwatch.replay import ticks
     from gpuwatch.rules import RULES
 
     reader = RecordingReader(path)
     engine = AlertEngine(RULES, overrides, None, "")
-    causes = Causes(reader.head.entities)
+    lost_time = LostTime(reader.head.entities)
     fired: Counter[str] = Counter()
     start_ns = end_ns = None
     for tick in ticks(reader, seconds):
         start_ns = tick.start_ns if start_ns is None else start_ns
         end_ns = tick.end_ns
         reached = {event.name for event in engine.judge(tick)}
-        causes.add(tick)
+        lost_time.add(tick)
         for alert in engine.alerts() if reached else ():
             begins = alert.state == "firing" and alert.since_ns == end_ns
             if begins and f"{alert.rule}_firing" in reached:
                 fired[alert.severity] += 1
                 print(_line(alert, end_ns - start_ns, reader.head))
-                for cause in causes.of(alert.entity)[:1]:
+                for cause in ranked(lost_time.of(alert.entity))[:1]:
                     print(_cause_line(cause))
     reader.close()
     span = _clock(((end_ns or 0) - (start_ns or 0)) // SECOND_NS)
