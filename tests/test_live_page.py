@@ -188,9 +188,13 @@ def test_a_drag_zooms_down_to_single_samples(live):
         live.wait(f"document.querySelector('#range').innerText !== {json.dumps(before)}")
     live.wait("document.querySelector('#step').innerText.includes('1 step = 1\\u00a0ms')")
     assert live.text("#step").endswith("from ring")
-    live.hover("#chart-clock .u-over")
-    live.wait("document.querySelector('#cursor').innerText")
-    live.wait("document.querySelector('#chart-clock .readout').innerText.includes('990')")
+
+    def points() -> bool:
+        live.hover("#chart-clock .u-over")  # an alert that comes moves the charts down under it
+        readout = "document.querySelector('#chart-clock .readout').innerText.includes('990')"
+        return bool(live.run(f"document.querySelector('#cursor').innerText && {readout}"))
+
+    wait_for(points)
     assert live.run("document.body.classList.contains('paused')")
     assert live.text('[data-reason="hw_power_brake"] .name').startswith("power brake: GPU 2")
     zoomed = live.text("#range")
