@@ -1,0 +1,137 @@
+"""Verify: what a check of a node is given, and what it finds.
+
+`checks` has the list of checks; `examination` runs them. A check finds; it prints nothing, changes
+nothing on the machine, and judges what it does not know as UNKNOWN, never as PASS.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gpuwatch.busy import Host
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.canary_text import Standing
+from gpuwatch.look import Looks
+from gpuwatch.session import Session
+
+Verdict = Literal["PASS", "WARN", "FAIL", "SKIP", "UNKNOWN"]
+VERDICTS: tuple[Verdict, ...] = ("FAIL", "UNKNOWN", "WARN", "SKIP", "PASS")  # the worst first
+Cause = Literal["", "clock", "heat", "power", "kernel", "memory", "link", "host", "driver", "busy"]
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check found of one entity.
+
+    `name` is the check's, `measure` what of it, "" where there is but one: "bf16", "to_gpu".
+    `entity` is "host", "gpu0", "gpu0-gpu3" of a pair, or the name of a port, disk or other part.
+    `value` and `expectation` are in `unit` (a base unit of signals, "" of text and counts), None
+    where not known. `source` is where the expectation is from: "data sheet", "siblings", "baseline
+    of 2026-11-03", "rule of thumb". `noise` is by which share the value differs from run to run.
+    `reason` says in a line what is wrong, or why nothing is known; `cause` what it looks like;
+    `next_step` what to do. Both are there whenever the verdict is not PASS.
+    `thumb`: a rule of thumb of the trade, shown apart; it counts for nothing in the whole.
+    `curve` is what is drawn of a sweep: pairs of (bytes, value).
+    """
+
+    name: str
+    entity: str
+    verdict: Verdict
+    measure: str = ""
+    value: float | str | None = None
+    unit: str = ""
+    expectation: float | str | None = None
+    source: str = ""
+    noise: float | None = None
+    reason: str = ""
+    cause: Cause = ""
+    next_step: str = ""
+    thumb: bool = False
+    curve: tuple[tuple[float, float], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Finding":
+        """Rebuild it; TypeError or KeyError if `data` is not that."""
+        curve = tuple((float(x), float(y)) for x, y in data.get("curve", ()))
+        return cls(**{**data, "curve": curve})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What checks are given: the machine as plain data, and how it may be tried out.
+
+    `driver` and `gpus` are what `verify_child` tells: of the driver, and of each GPU that is
+    verified, in the order of their numbers; a GPU that does not answer has a "fault" and little
+    else. `pairs` are what the driver says of two GPUs. `busy` says by number why a GPU is not idle.
+    `standings` are the baselines of this host. `numbers` are those of its GPUs by PCI address.
+
+    `deep`: there is time. `forced`: somebody else may be on the GPUs, and figures are no measure.
+    `scratch` is the directory that storage is measured in.
+    """
+
+    sysfs: Path = Path("/sys")
+    procfs: Path = Path("/proc")
+    devices: Path = Path("/dev")
+    driver: Facts = field(default_factory=dict)
+    gpus: Sequence[Facts] = ()
+    pairs: Sequence[Facts] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    busy: Mapping[int, str] = field(default_factory=dict)
+    standings: Sequence[Standing] = ()
+    host: Host = field(default_factory=Host)
+    python: str = ""
+    scratch: Path = Path()
+    expected_gpus: int = 0
+    deep: bool = False
+    forced: bool = False
+
+    @property
+    def answering(self) -> list[Facts]:
+        """Those GPUs that told who they are."""
+        return [gpu for gpu in self.gpus if not gpu.get("fault")]
+
+    @contextmanager
+    def session(self, size: str = "full") -> Iterator[Session]:
+        """Give canaries the GPUs that are verified.
+
+        Raises SourceUnavailable, which a check may let go: its verdict is UNKNOWN then.
+        """
+        wanted = [gpu["gpu"] for gpu in self.gpus]
+        with closing(Looks(self.sysfs, self.numbers, wanted)) as looks:
+            yield Session(
+                self.python, size, looks, host=self.host, force=self.forced, sysfs=self.sysfs
+            )
+
+
+class Check(Protocol):
+    """One thing to look at or to try out.
+
+    It has a process of its own, which is killed with all it started at the end of its time; what it
+    found by then counts. Of an error it says nothing itself: it is told as UNKNOWN. A check of
+    "load" runs only while GPUs are idle. `essential`: without its PASS or WARN the node has none.
+    """
+
+    name: str
+    help: str
+    phase: Literal["static", "load"]
+    deep_only: bool
+    essential: bool
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs."""
+
+    def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
+        """Yield findings as they come, and each reading of a canary that it took."""
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the worst of some verdicts; UNKNOWN of none."""
+    found = set(verdicts)
+    return next((one for one in VERDICTS if one in found), "UNKNOWN")
