@@ -15,6 +15,7 @@ from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
 from gpuwatch.baseline import Baseline
 from gpuwatch.byte_history import kept_of
+from gpuwatch.canary_ledger import CanaryLedger
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
@@ -61,6 +62,9 @@ WARNINGS = frozenset(
     | {
         OWN_OOM_KILL,
         OVERRUN,
+        "canary_failed",
+        "canary_regression",
+        "canary_wrong_result",
         "page_failed",
         "recording_failed",
         "rdma_device_lost",
@@ -91,6 +95,7 @@ class Daemon:
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
         self.leases = Leases(self.store, boot_id)
         self.baseline = Baseline(self.store, lambda about: in_trouble(self, about))
+        self.canary_ledger = CanaryLedger(self.baseline, self.note)
         self.standings = Standings()
         self.idle = IdleTime()
         # Canaries' processes that outlived being killed; None while none may run here.

@@ -28,6 +28,7 @@ class Result:
     """What came of a canary on a GPU, by number, or on the host (None).
 
     `reading` is there unless it was skipped; `detail` is why there is no value, or what was wrong.
+    `forced`: it ran beside somebody, so it says nothing of the GPU.
     """
 
     canary: str
@@ -35,6 +36,7 @@ class Result:
     reading: CanaryReading | None = None
     told: Mapping[str, Any] | None = None
     detail: str = ""
+    forced: bool = False
 
     @property
     def result(self) -> str:
@@ -64,6 +66,7 @@ class Result:
             "gpu": self.gpu,
             "result": self.result,
             "detail": self.detail,
+            "forced": self.forced,
             "expected": self.expected,
             "expected_ratio": self.expected_ratio,
         }
@@ -151,9 +154,14 @@ class Session:
             except (KeyError, TypeError, ValueError, IndexError):
                 outcome = Outcome(ended="failed", fault=NONE)
                 break
-            number = self._number(reading, unit)
-            detail = reading.detail
-            yield Result(canary=canary.name, gpu=number, reading=reading, told=told, detail=detail)
+            yield Result(
+                canary=canary.name,
+                gpu=self._number(reading, unit),
+                reading=reading,
+                told=told,
+                detail=reading.detail,
+                forced=any(self._busy[gpu.number] for gpu in unit),
+            )
         if outcome.ended == "skipped":
             yield Result(canary=canary.name, gpu=alone, detail=outcome.fault)
         elif outcome.ended != "ok":
