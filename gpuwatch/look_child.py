@@ -38,7 +38,7 @@ def main() -> int:
     settings = json.load(sys.stdin.buffer)
     try:
         handles = _open(settings)
-        look = _first_look
+        look = first_look
         while True:
             seen = {number: look(handle) for number, handle in handles.items()}
             _say({"time_ns": monotonic_ns(), "seen": seen})
@@ -82,46 +82,46 @@ def _open(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _identity(gpu: Any) -> dict[str, Any]:
     """Return what a GPU is, and what its speed depends on; what it does not tell is left out."""
-    ecc = _ask(lambda: SWITCH.get(pynvml.nvmlDeviceGetEccMode(gpu)[0]))
-    limit = _ask(lambda: f"{pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3:g}")
+    ecc = ask(lambda: SWITCH.get(pynvml.nvmlDeviceGetEccMode(gpu)[0]))
+    limit = ask(lambda: f"{pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3:g}")
     found = {
         "uuid": pynvml.nvmlDeviceGetUUID(gpu),
-        "name": _ask(lambda: pynvml.nvmlDeviceGetName(gpu)),
-        "driver": _ask(pynvml.nvmlSystemGetDriverVersion),
-        "vbios": _ask(lambda: pynvml.nvmlDeviceGetVbiosVersion(gpu)),
+        "name": ask(lambda: pynvml.nvmlDeviceGetName(gpu)),
+        "driver": ask(pynvml.nvmlSystemGetDriverVersion),
+        "vbios": ask(lambda: pynvml.nvmlDeviceGetVbiosVersion(gpu)),
         "power_limit_watts": limit,
         "ecc": ecc,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _first_look(gpu: Any) -> dict[str, Any]:
+def first_look(gpu: Any) -> dict[str, Any]:
     """Return all that `busy.Seen` has."""
-    mode = _ask(lambda: pynvml.nvmlDeviceGetComputeMode(gpu))
+    mode = ask(lambda: pynvml.nvmlDeviceGetComputeMode(gpu))
     return {
         **_look(gpu),
-        "utilization_ratio": _ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-        "memory_used_bytes": _ask(lambda: memory(gpu)[0]),
+        "utilization_ratio": ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        "memory_used_bytes": ask(lambda: memory(gpu)[0]),
         "compute_mode": COMPUTE_MODES.get(-1 if mode is None else mode, ""),
-        "mig": bool(_ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
+        "mig": bool(ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
     }
 
 
 def _look(gpu: Any) -> dict[str, Any]:
     """Return what may change while a canary runs, of what the driver answers by itself."""
-    watts = _ask(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3)
-    reasons = _ask(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+    watts = ask(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3)
+    reasons = ask(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     kind = pynvml.NVML_TEMPERATURE_GPU
     return {
-        "processes": _ask(lambda: sorted(process_ids(gpu))),
-        "clock_hertz": _ask(lambda: pynvml.nvmlDeviceGetClockInfo(gpu, nvml.CLOCK_SM) * 1e6),
+        "processes": ask(lambda: sorted(process_ids(gpu))),
+        "clock_hertz": ask(lambda: pynvml.nvmlDeviceGetClockInfo(gpu, nvml.CLOCK_SM) * 1e6),
         "power_watts": watts,
-        "temperature_celsius": _ask(lambda: pynvml.nvmlDeviceGetTemperature(gpu, kind)),
+        "temperature_celsius": ask(lambda: pynvml.nvmlDeviceGetTemperature(gpu, kind)),
         "throttled": None if reasons is None else bool(reasons & HELD_BACK),
     }
 
 
-def _ask(call: Callable[[], Answer]) -> Answer | None:
+def ask(call: Callable[[], Answer]) -> Answer | None:
     """Return what a call answers, None if it fails."""
     with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
         return call()

@@ -67,9 +67,14 @@ def bus_ids() -> list[str]:
         # A sick GPU that does not even tell its address must not hide the others.
         with contextlib.suppress(pynvml.NVMLError):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            domain, rest = str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower().split(":", 1)
-            found.append(f"{int(domain, 16):04x}:{rest}")
+            found.append(kernel_address(pynvml.nvmlDeviceGetPciInfo(handle).busId))
     return sorted(found)
+
+
+def kernel_address(bus_id: Any) -> str:
+    """Return a PCI address of NVML, whose domain has eight digits, as the kernel writes it."""
+    domain, rest = str(bus_id).lower().split(":", 1)
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def number(union: Any, kind: int) -> float:
