@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gpuwatch.canary_reading import CanaryReading
 
@@ -41,8 +42,24 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Board:
+    """What a card is, whichever host it is in; None is not known, or depends on the host.
+
+    `memory_bytes` is of all names or of each, `devices` are PCI device ids as the kernel writes
+    them, `nvlink` is (links, bytes per second of one in one direction), `pcie` (generation, lanes)
+    of a slot that does not hold it back.
+    """
+
+    memory_bytes: tuple[float, ...]
+    devices: tuple[str, ...]
+    nvlink: tuple[int, float] | None
+    pcie: tuple[int, int] | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """A card: its names in NVML, its power limit and its figures, by dtype or canary.
+    """A card: its names in NVML, its power limit, its board and its figures, by dtype or canary.
 
     `allreduce` goes by number of GPUs and algorithm, "ring" or "nvls".
     """
@@ -50,6 +67,7 @@ class Model:
     model: str
     names: tuple[str, ...]
     power_watts: float
+    board: Board
     figures: Mapping[str, Figure]
     allreduce: Mapping[tuple[int, str], Figure]
 
@@ -64,6 +82,7 @@ def models() -> tuple[Model, ...]:
             model=card["model"],
             names=tuple(card["names"]),
             power_watts=float(card["power_watts"]),
+            board=_board(card["board"]),
             figures={name: Figure(**card[name]) for name in TESTS if name in card},
             allreduce={
                 (row["gpus"], row["algorithm"]): Figure(
@@ -76,14 +95,32 @@ def models() -> tuple[Model, ...]:
     )
 
 
+def named(name: str) -> Model | None:
+    """Return the model that has this name, None if it is not known."""
+    bare = _bare(name)
+    for model in models():
+        if bare in map(_bare, model.names):
+            return model
+    return None
+
+
 def find(name: str, power_limit_watts: float | None) -> Model | None:
     """Return the model of a card by its name and power limit, None if it is not known."""
-    bare = name.removeprefix("NVIDIA ")  # which older drivers leave out
-    for model in models():
-        if bare in (one.removeprefix("NVIDIA ") for one in model.names):
-            other = (power_limit_watts or 0.0) > MORE_POWER * model.power_watts
-            return None if other else model
-    return None
+    model = named(name)
+    if model is None or (power_limit_watts or 0.0) > MORE_POWER * model.power_watts:
+        return None
+    return model
+
+
+def memory_bytes(model: Model, name: str) -> float:
+    """Return the memory that a card of this name has."""
+    sizes = model.board.memory_bytes
+    return sizes[[*map(_bare, model.names)].index(_bare(name))] if len(sizes) > 1 else sizes[0]
+
+
+def by_device(device: str) -> Model | None:
+    """Return the model that has this PCI device id, as the kernel writes it without 0x."""
+    return next((model for model in models() if device in model.board.devices), None)
 
 
 def figure(reading: CanaryReading) -> Figure | None:
@@ -110,6 +147,20 @@ def expected(reading: CanaryReading) -> float | None:
     """Return the value that a healthy card gives, in the canary's unit; None if not known."""
     found = figure(reading)
     return found.value if found else None
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("NVIDIA ")  # which older drivers leave out
+
+
+def _board(table: Mapping[str, Any]) -> Board:
+    return Board(
+        memory_bytes=tuple(table["memory_bytes"]),
+        devices=tuple(table["devices"]),
+        nvlink=tuple(table["nvlink"]) if "nvlink" in table else None,
+        pcie=tuple(table["pcie"]) if "pcie" in table else None,
+        source=table["source"],
+    )
 
 
 def _watts(text: str | None) -> float | None:

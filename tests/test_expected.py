@@ -1,12 +1,22 @@
 """Expected values: possible, of the right card, and each says where it is from."""
 
+import re
 import tomllib
 from itertools import pairwise
 
 import pytest
 
 from gpuwatch.canary_reading import CanaryReading
-from gpuwatch.expected import FILE, TESTS, expected, figure, find, models
+from gpuwatch.expected import (
+    FILE,
+    TESTS,
+    by_device,
+    expected,
+    figure,
+    find,
+    memory_bytes,
+    models,
+)
 from gpuwatch.signals import Entity
 
 MODELS = models()
@@ -79,6 +89,41 @@ def test_the_figures_of_a_card_fit_together(model):
     assert {"memory", "pcie", "bf16", "fp16", "fp32"} & figures.keys()
 
 
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.model)
+def test_a_board_is_possible_and_says_where_it_is_from(model):
+    """Sizes, ids, links and lanes are such as there are, and fit to what the card reaches."""
+    board, figures = model.board, model.figures
+    assert len(board.memory_bytes) in (1, len(model.names))
+    for name in model.names:
+        assert 15e9 <= memory_bytes(model, name) <= 3e11
+        for size, gigabytes in (("16GB", 17.2), ("32GB", 34.4), ("40GB", 42.9), ("80GB", 85.9)):
+            named_so = re.search(rf"\b{size}", name)
+            assert not named_so or memory_bytes(model, name) == pytest.approx(
+                gigabytes * 1e9, rel=0.01
+            )
+    assert all(re.fullmatch("[0-9a-f]{4}", device) for device in board.devices)
+    if board.nvlink is not None:
+        links, rate = board.nvlink
+        assert (links, rate) == (0, 0) or (links in (6, 8, 12, 18) and rate in (25e9, 50e9))
+        for figure_ in model.allreduce.values():
+            assert figure_.peak == pytest.approx(links * rate, rel=0.01)
+    if board.pcie is not None:
+        generation, lanes = board.pcie
+        assert generation in (3, 4, 5, 6) and lanes in (8, 16)
+        full = lanes / 16 * 15.754e9 * 2 ** (generation - 3)
+        assert figures["pcie"].peak >= full * 0.99
+        assert figures["pcie"].value <= full
+    assert len(board.source) > 5
+
+
+def test_a_device_id_means_one_model():
+    """One id stands for one model, and an id that nobody lists for none."""
+    ids = [device for model in MODELS for device in model.board.devices]
+    assert len(set(ids)) == len(ids)
+    assert by_device("20b5").model == "A100 80GB PCIe"
+    assert by_device("ffff") is None
+
+
 def test_what_has_more_peak_gives_more():
     """Among cards whose part was seen, the order of the data sheets is the order of cards."""
     for name in ("bf16", "memory", "fp8"):
@@ -108,9 +153,11 @@ def test_models_and_names_are_unique():
 def test_the_file_has_nothing_that_nobody_reads():
     """A key with a typo would be a figure that is never used."""
     data = tomllib.loads(FILE.read_text())
-    known = {"model", "names", "power_watts", "allreduce", *TESTS}
+    known = {"model", "names", "power_watts", "board", "allreduce", *TESTS}
     for card in data["gpu"]:
         assert card.keys() <= known, card["model"]
+        parts = {"memory_bytes", "devices", "nvlink", "pcie", "source"}
+        assert card["board"].keys() <= parts, card["model"]
     assert data.keys() == {"schema", "gpu"}
 
 
