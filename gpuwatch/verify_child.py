@@ -21,7 +21,7 @@ import pynvml
 
 from gpuwatch import nvml
 from gpuwatch.gpu_limits import COMPUTE_MODES, SWITCH, THRESHOLDS
-from gpuwatch.gpu_readings import ALL_LINKS, known, memory
+from gpuwatch.gpu_readings import ALL_LINKS, NO_LINK, known, memory
 from gpuwatch.gpu_signals import REASONS
 from gpuwatch.look_child import ask, first_look
 from gpuwatch.topology import numa_node, own_gpus
@@ -46,7 +46,7 @@ TOPOLOGY = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "system",  # between NUMA nodes
 }
 PEER = {
-    "read": pynvml.NVML_P2P_CAPS_INDEX_READ,
+    "read": 0,  # nvidia-ml-py has a tuple for it, by a comma too many
     "write": pynvml.NVML_P2P_CAPS_INDEX_WRITE,
     "nvlink": pynvml.NVML_P2P_CAPS_INDEX_NVLINK,
     "atomics": pynvml.NVML_P2P_CAPS_INDEX_ATOMICS,
@@ -120,6 +120,8 @@ def _gpu(gpu: Any) -> dict[str, Any]:
     return {
         **{name: ask(_of(call, gpu)) for name, call in nvml.IDENTITY if name != "driver"},
         "part_number": _ask(gpu, "BoardPartNumber"),
+        "gsp_firmware": _firmware(gpu),
+        "device": _device(gpu),
         "cores": _ask(gpu, "NumGpuCores"),
         "memory": _memory(gpu),
         "modes": _modes(gpu),
@@ -158,6 +160,17 @@ def _fields(gpu: Any, names: Mapping[str, int], scope: int = 0) -> dict[str, flo
     if answers is None:
         return dict.fromkeys(names)
     return {name: known(answer) for name, answer in zip(names, answers, strict=True)}
+
+
+def _firmware(gpu: Any) -> str | None:
+    version = _ask(gpu, "GspFirmwareVersion")
+    return version.decode(errors="replace") if isinstance(version, bytes) else version
+
+
+def _device(gpu: Any) -> str | None:
+    """Return the PCI device id as the kernel writes it, without 0x."""
+    pci = _ask(gpu, "PciInfo")
+    return pci and f"{pci.pciDeviceId >> 16:04x}"
 
 
 def _memory(gpu: Any) -> dict[str, Any]:
@@ -199,6 +212,8 @@ def _clocks(gpu: Any) -> dict[str, Any]:
         name: {
             "hertz": _ask(gpu, "ClockInfo", kind, scale=1e6),
             "limit_hertz": _ask(gpu, "MaxClockInfo", kind, scale=1e6),
+            "application_hertz": _ask(gpu, "ApplicationsClock", kind, scale=1e6),
+            "default_hertz": _ask(gpu, "DefaultApplicationsClock", kind, scale=1e6),
         }
         for name, kind in kinds.items()
     }
@@ -235,8 +250,13 @@ def _reasons(gpu: Any) -> list[str] | None:
 
 
 def _rows(gpu: Any) -> dict[str, Any]:
+    """Return remapped rows; `banks` by how many rows they have left for more, or none."""
     told = _ask(gpu, "RemappedRows") or (None,) * 4
-    return dict(zip(("corrected", "uncorrected", "pending", "failed"), told, strict=True))
+    banks = _ask(gpu, "RowRemapperHistogram")
+    return {
+        **dict(zip(("corrected", "uncorrected", "pending", "failed"), told, strict=True)),
+        "banks": banks and {name: getattr(banks, name) for name, _ in banks._fields_},
+    }
 
 
 def _retired(gpu: Any) -> dict[str, Any]:
@@ -249,21 +269,28 @@ def _retired(gpu: Any) -> dict[str, Any]:
     }
 
 
-def _links(gpu: Any) -> list[dict[str, Any]]:
-    found = (_link(gpu, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS))
-    return [link for link in found if link is not None]
+def _links(gpu: Any) -> list[dict[str, Any]] | None:
+    """Return the NVLinks that the GPU has; None if it does not tell of some whether they are up."""
+    found = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            up = bool(pynvml.nvmlDeviceGetNvLinkState(gpu, link))
+        except pynvml.NVMLError as error:
+            if error.value not in NO_LINK:
+                return None
+        else:
+            found.append(_link(gpu, link, up))
+    return found
 
 
-def _link(gpu: Any, link: int) -> dict[str, Any] | None:
-    """Return what an NVLink is, None if the GPU has no such link."""
-    state = _ask(gpu, "NvLinkState", link)
-    if state is None:
-        return None
+def _link(gpu: Any, link: int, up: bool) -> dict[str, Any]:
     remote = _ask(gpu, "NvLinkRemotePciInfo", link)
+    speed = _fields(gpu, {"": pynvml.NVML_FI_DEV_NVLINK_GET_SPEED}, link)[""]
     return {
         "link": link,
-        "up": bool(state),
+        "up": up,
         "version": _ask(gpu, "NvLinkVersion", link),
+        "bytes_per_second": speed and speed * 1e6,
         "remote": REMOTE.get(_ask(gpu, "NvLinkRemoteDeviceType", link)),
         "remote_pci_bus_id": remote and nvml.kernel_address(remote.busId),
     }

@@ -269,3 +269,36 @@ API int nvmlDeviceGetRetiredPages_v2(nvmlDevice_t handle, unsigned cause, unsign
     }
     return ret;
 }
+
+/* Of another version than the driver only if the script says so. */
+API int nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t handle, char *out)
+{
+    struct reply reply;
+    char version[80];
+    int ret = ask(ON(FN_nvmlDeviceGetGspFirmwareVersion), out, &reply);
+    if (ret != SUCCESS)
+        return ret;
+    driver_version(false, version);
+    const char *text = reply.step ? reply.step->text : NULL;
+    return put_text(out, 64, text ? text : version); /* NVML_GSP_FIRMWARE_VERSION_BUF_SIZE */
+}
+
+/* What the script says of two GPUs, which are different ones. */
+static int get_of_two(const struct call *call, nvmlDevice_t other, unsigned *out)
+{
+    if (call->keys[0] < 0 || call->keys[0] >= MAX_GPUS || call->keys[0] == call->device || !other)
+        return ready() ? INVALID_ARGUMENT : UNINITIALIZED;
+    return get_uints(call, 1, &out);
+}
+
+API int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t handle, nvmlDevice_t other,
+                                            unsigned *out)
+{
+    return get_of_two(ON(FN_nvmlDeviceGetTopologyCommonAncestor, number_of(other)), other, out);
+}
+
+API int nvmlDeviceGetP2PStatus(nvmlDevice_t handle, nvmlDevice_t other, unsigned what,
+                               unsigned *out)
+{
+    return get_of_two(ON(FN_nvmlDeviceGetP2PStatus, number_of(other), what), other, out);
+}

@@ -177,11 +177,11 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 static int put_pci(struct pci_info *out, const struct reply *reply, const struct device *device)
 {
     unsigned domain = device->domain, bus = device->bus, slot = device->slot;
-    unsigned function = device->pci_function;
+    unsigned function = device->pci_function, id = 0x2330;
     if (reply->step && reply->step->text)
-        sscanf(reply->step->text, "%8x:%2x:%2x.%1x", &domain, &bus, &slot, &function);
+        sscanf(reply->step->text, "%8x:%2x:%2x.%1x %4x", &domain, &bus, &slot, &function, &id);
     *out = (struct pci_info){.domain = domain, .bus = bus, .device = slot,
-                             .device_id = 0x233010de, .subsystem_id = 0x16c110de};
+                             .device_id = id << 16 | 0x10de, .subsystem_id = 0x16c110de};
     snprintf(out->legacy_id, sizeof out->legacy_id, "%04X:%02X:%02X.%X",
              domain & 0xffff, bus & 0xff, slot & 0xff, function & 0xf);
     snprintf(out->id, sizeof out->id, "%08X:%02X:%02X.%X", domain, bus, slot, function);

@@ -19,6 +19,9 @@
 #ifndef DEVICE_OF
 #define DEVICE_OF(fn, n, ...) ENTRY(FN_##fn, #fn, SCOPE_DEVICE, NULL, 0, n, 0, 0, __VA_ARGS__)
 #endif
+#ifndef DEVICE_OF2
+#define DEVICE_OF2(fn, n, m, ...) ENTRY(FN_##fn, #fn, SCOPE_DEVICE, NULL, 0, n, m, 0, __VA_ARGS__)
+#endif
 #ifndef UINT
 #define UINT(fn, ...) ENTRY(FN_##fn, #fn, SCOPE_DEVICE, NULL, 0, 0, 0, 0, __VA_ARGS__)
 #endif
@@ -69,6 +72,7 @@
 #undef PROCESS_TEXT
 #undef DEVICE
 #undef DEVICE_OF
+#undef DEVICE_OF2
 #undef UINT
 #undef UINTS
 #undef UINT_OF
