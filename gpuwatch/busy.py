@@ -20,7 +20,8 @@ class Seen:
     """One look at a GPU; None is what the driver did not tell.
 
     `processes` are those of all lists: compute, graphics and MPS. `compute_mode` is as in
-    `gpuwatch_gpu_mode_info`, "" if the GPU has none. The rest goes with a reading.
+    `gpuwatch_gpu_mode_info`, "" if the GPU has none. The rest goes with a reading: `reasons` are
+    the bits that slow its clocks, those after it are seen twice a second only.
     """
 
     processes: frozenset[int] | None = None
@@ -32,6 +33,10 @@ class Seen:
     power_watts: float | None = None
     temperature_celsius: float | None = None
     throttled: bool | None = None
+    reasons: int | None = None
+    margin_celsius: float | None = None
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Seen":

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from gpuwatch.canaries import CANARIES
+from gpuwatch.canaries import CANARIES, LOADS
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.process import cause, started
@@ -38,7 +38,7 @@ DEADLINES: Mapping[str, float] = {
     "end": 10.0,
 }
 OTHER_SECONDS = 10.0
-LONGEST_SECONDS = 300.0  # of a run, whatever it says
+LONGEST_SECONDS = 300.0
 GRACE_NS = int(0.3 * SECOND_NS)  # between a word and a kill
 GONE_SECONDS = 2.0  # until what was killed has ended, unless it is in a driver call
 BLOCK_BYTES = 64 * 1024
@@ -81,7 +81,9 @@ class Outcome:
 class Task:
     """What a run is to do: a canary at a size, on GPUs by uuid or on so many processes of the CPU.
 
-    `cpus` are the processors to stay on, none for all.
+    `cpus` are the processors to stay on, none for all. `seconds` is for how long a load goes on,
+    `sizes` are those of a sweep instead of one `size`. No run takes longer than `longest_seconds`,
+    whatever it says.
     """
 
     canary: str
@@ -92,6 +94,9 @@ class Task:
     bursts: int = 10
     burst_seconds: float = 0.02
     warm_seconds: float = 0.2
+    seconds: float = 0.0
+    sizes: Sequence[int] = ()
+    longest_seconds: float = LONGEST_SECONDS
     deadlines: Mapping[str, float] = field(default_factory=lambda: DEADLINES)
 
     @property
@@ -111,6 +116,8 @@ class Task:
             "bursts": self.bursts,
             "burst_seconds": self.burst_seconds,
             "warm_seconds": self.warm_seconds,
+            "seconds": self.seconds,
+            "sizes": list(self.sizes) or [self.size],
             "scratch": scratch,
             "parent": os.getpid(),
         }
@@ -124,7 +131,7 @@ class Run:
     """
 
     def __init__(self, task: Task, python: str, worker: Path = WORKER) -> None:
-        assert task.canary in CANARIES
+        assert task.canary in CANARIES or task.canary in LOADS
         self.task = task
         self._lines = 0
         self._readings: list[Mapping[str, Any]] = []
@@ -188,7 +195,8 @@ class Run:
         if self._popen.poll() is None:
             if self._kill_ns:
                 return self._end() if now > self._kill_ns else None
-            if now > min(self._deadline_ns, self._began_ns + int(LONGEST_SECONDS * SECOND_NS)):
+            longest_ns = int(self.task.longest_seconds * SECOND_NS)
+            if now > min(self._deadline_ns, self._began_ns + longest_ns):
                 seconds = (now - self._phase_ns) / SECOND_NS
                 self._stopped = f"hangs: {seconds:.1f} s in phase {self.phase}"
                 return self._end()

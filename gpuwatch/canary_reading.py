@@ -19,6 +19,8 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "allreduce": "bytes_per_second",
         "integrity": "seconds",
         "startup": "seconds",
+        "sustained": "flops_per_second",
+        "patterns": "bytes_per_second",
     }
 )
 TEXT = 200  # characters of a name or a value of the environment, at most

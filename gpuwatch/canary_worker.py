@@ -180,6 +180,24 @@ class Worker:
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 
+    def last(self, launch: Callable[[], object], seconds: float) -> float:
+        """Keep the device at work for some seconds; return those that a launch took."""
+        count, done, busy = self.launches(launch), 0, 0.0
+        while busy < seconds:
+            busy += self._burst(launch, count)
+            done += count
+        return busy / done
+
+    def canary(self, name: str) -> Any:
+        """Return the module of a canary; whoever runs this has no package `gpuwatch`."""
+        path = Path(__file__).with_name("canaries") / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"gpuwatch_canary_{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
         if self.on_gpu:
@@ -199,6 +217,12 @@ class Worker:
                 timeout=datetime.timedelta(seconds=JOIN_SECONDS),
             )
         return distributed
+
+    def transports(self) -> list[str]:
+        """Return how the ranks are joined, as NCCL logs it: P2P, SHM, NET/Socket, ..."""
+        log = self.scratch / f"nccl.{os.getpid()}"
+        text = log.read_text(errors="replace") if log.exists() else ""
+        return sorted(set(re.findall(r"\] via (P2P|SHM|NET/\w+)", text)))
 
     def nccl(self) -> dict[str, str | None]:
         """Return the version of NCCL, and the algorithm of the last collective, if NCCL told it."""
@@ -258,13 +282,7 @@ def _work(worker: Worker) -> None:
     _open_device(worker)
     worker.settings["context_ns"] = (start, time.monotonic_ns())
     worker.phase("prepare")
-    path = Path(__file__).with_name("canaries") / f"{worker.settings['canary']}.py"
-    spec = importlib.util.spec_from_file_location(f"gpuwatch_canary_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.run(worker)
+    worker.canary(worker.settings["canary"]).run(worker)
     worker.phase("end")
     for sibling in worker.siblings:
         if sibling.wait():

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +20,7 @@ from gpuwatch.busy import Seen
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable
+from gpuwatch.gpu_signals import REASONS
 from gpuwatch.process import cause, started
 
 PERIOD_SECONDS = 0.02
@@ -25,6 +28,7 @@ OPEN_SECONDS = 60.0  # the first time after boot a driver without persistence ta
 LATE_SECONDS = 2.0  # a look that takes longer hangs
 CLOSE_SECONDS = 0.5
 BLOCK_BYTES = 64 * 1024
+MEANS = ("clock_hertz", "power_watts", "temperature_celsius")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,14 +175,29 @@ class Looks:
         """Return the newest look at a GPU."""
         return self._seen[number][-1][1]
 
-    def between(self, number: int, start_ns: int, end_ns: int) -> dict[str, float | None]:
-        """Return what a reading says of clock, power, heat and throttling of that time."""
-        seen = [one for time_ns, one in self._seen[number] if start_ns <= time_ns <= end_ns]
+    def between(self, number: int, start_ns: int, end_ns: int) -> dict[str, Any]:
+        """Return what a reading says of clock, power, heat and throttling of that time.
+
+        Beyond that, of which share of it each reason slowed the clocks, by name; the highest
+        temperature and the least margin to slowing down; and how the PCIe link was at last.
+        """
+        looks = self._seen[number]
+        first = bisect_left(looks, start_ns, key=itemgetter(0))
+        last = bisect_right(looks, end_ns, key=itemgetter(0))
+        seen = [one for _, one in looks[first:last]]
         held = [one.throttled for one in seen if one.throttled is not None]
+        reasons = [one.reasons for one in seen if one.reasons is not None]
         return {
-            "clock_hertz": _mean([one.clock_hertz for one in seen]),
-            "power_watts": _mean([one.power_watts for one in seen]),
-            "temperature_celsius": _mean([one.temperature_celsius for one in seen]),
+            "reasons": {
+                name: fmean(bool(bits >> bit & 1) for bits in reasons)
+                for bit, name in REASONS
+                if any(bits >> bit & 1 for bits in reasons)
+            },
+            "hottest_celsius": max(_known(seen, "temperature_celsius"), default=None),
+            "margin_celsius": min(_known(seen, "margin_celsius"), default=None),
+            "pcie_generation": next(iter(_known(seen, "pcie_generation")[::-1]), None),
+            "pcie_lanes": next(iter(_known(seen, "pcie_lanes")[::-1]), None),
+            **{name: _mean(_known(seen, name)) for name in MEANS},
             "throttle_seconds": ((end_ns - start_ns) / SECOND_NS * fmean(held) if held else None),
         }
 
@@ -189,6 +208,10 @@ class Looks:
             self._popen.wait(CLOSE_SECONDS)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _known(seen: Sequence[Seen], name: str) -> list[float]:
+    values = (getattr(one, name) for one in seen)
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

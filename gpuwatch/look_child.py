@@ -7,6 +7,7 @@ that hangs does so here, and nowhere else.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ from gpuwatch.gpu_signals import REASONS
 from gpuwatch.topology import numa_node, own_gpus
 
 Answer = TypeVar("Answer")
+EVERY = 25  # looks, one is at what the driver must ask the GPU for
 # What slows a GPU down and is neither its power limit nor somebody's wish.
 HELD_BACK = sum(
     1 << bit
@@ -38,11 +40,10 @@ def main() -> int:
     settings = json.load(sys.stdin.buffer)
     try:
         handles = _open(settings)
-        look = first_look
-        while True:
-            seen = {number: look(handle) for number, handle in handles.items()}
+        for number in itertools.count():
+            look = first_look if not number else _look if number % EVERY else _slow_look
+            seen = {name: look(handle) for name, handle in handles.items()}
             _say({"time_ns": monotonic_ns(), "seen": seen})
-            look = _look
             time.sleep(settings["period_seconds"])
     except pynvml.NVMLError as error:
         _say({"fault": nvml.advice(error.value)})
@@ -107,6 +108,16 @@ def first_look(gpu: Any) -> dict[str, Any]:
     }
 
 
+def _slow_look(gpu: Any) -> dict[str, Any]:
+    """Return also what costs the GPU a moment of its own processor."""
+    return {
+        **_look(gpu),
+        "margin_celsius": ask(lambda: pynvml.nvmlDeviceGetMarginTemperature(gpu)),
+        "pcie_generation": ask(lambda: pynvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),
+        "pcie_lanes": ask(lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),
+    }
+
+
 def _look(gpu: Any) -> dict[str, Any]:
     """Return what may change while a canary runs, of what the driver answers by itself."""
     watts = ask(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3)
@@ -118,6 +129,7 @@ def _look(gpu: Any) -> dict[str, Any]:
         "power_watts": watts,
         "temperature_celsius": ask(lambda: pynvml.nvmlDeviceGetTemperature(gpu, kind)),
         "throttled": None if reasons is None else bool(reasons & HELD_BACK),
+        "reasons": reasons,
     }
 
 

@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpuwatch import busy
-from gpuwatch.canaries import CANARIES, Canary
-from gpuwatch.canary import Outcome, Run, Task
+from gpuwatch.canaries import CANARIES, LOADS, Canary
+from gpuwatch.canary import LONGEST_SECONDS, Outcome, Run, Task
 from gpuwatch.canary_reading import UNITS, CanaryReading
 from gpuwatch.expected import expected
 from gpuwatch.look import Gpu, Looks
@@ -29,12 +30,15 @@ class Result:
 
     `reading` is there unless it was skipped; `detail` is why there is no value, or what was wrong.
     `forced`: it ran beside somebody, so it says nothing of the GPU.
+    `seen` is what was seen meanwhile of each GPU that took part, by number, as `Looks.between` has
+    it.
     """
 
     canary: str
     gpu: int | None = None
     reading: CanaryReading | None = None
     told: Mapping[str, Any] | None = None
+    seen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     detail: str = ""
     forced: bool = False
 
@@ -98,24 +102,33 @@ class Session:
                 host or busy.Host(), looks.newest(gpu.number)
             )
 
-    def run(self, name: str) -> Iterator[Result]:
-        """Run a canary and yield what came of it, for each GPU."""
-        canary = CANARIES[name]
+    def run(
+        self,
+        name: str,
+        *,
+        at_once: int = 1,
+        only: Sequence[int] = (),
+        seconds: float = 0.0,
+        sizes: Sequence[int] = (),
+    ) -> Iterator[Result]:
+        """Run a canary or load and yield what came of it, for each GPU.
+
+        So many GPUs that have a run of their own are tried `at_once`, far ones of the bus together.
+        `only` are the numbers of those to try, none for all. `seconds` is for how long a load goes
+        on, `sizes` are those of a sweep.
+        """
+        canary = CANARIES.get(name) or LOADS[name]
+        more: dict[str, Any] = {"seconds": seconds, "sizes": sizes}
         if self._looks is None:
             processes = CPU_PROCESSES if canary.together else 1
-            yield from self._results(
-                canary,
-                (),
-                Task(
-                    canary=name,
-                    size=canary.sizes[self._size],
-                    processes=processes,
-                    warm_seconds=0.02,
-                ),
-            )
+            size = canary.sizes[self._size]
+            task = Task(canary=name, size=size, processes=processes, warm_seconds=0.02, **more)
+            yield from self._results(canary, [((), task)])
             return
-        gpus = list(self._looks.gpus.values())
-        for unit in [gpus] if canary.together else [[gpu] for gpu in gpus]:
+        gpus = [gpu for gpu in self._looks.gpus.values() if not only or gpu.number in only]
+        units = [gpus] if canary.together else [[gpu] for gpu in gpus]
+        work: list[tuple[Sequence[Gpu], Task]] = []
+        for unit in units:
             if fault := self._fault(canary, unit):
                 alone = unit[0].number if len(unit) == 1 else None
                 yield Result(canary=name, gpu=alone, detail=fault)
@@ -126,8 +139,13 @@ class Session:
                 size=canary.sizes[self._size],
                 gpus=[gpu.uuid for gpu in unit],
                 cpus=cpus,
+                longest_seconds=seconds + LONGEST_SECONDS,
+                **more,
             )
-            yield from self._results(canary, unit, task)
+            work.append((unit, task))
+        rounds = -(-len(work) // at_once)
+        for first in range(rounds):
+            yield from self._results(canary, work[first::rounds])
 
     def _fault(self, canary: Canary, unit: Sequence[Gpu]) -> str:
         """Return why a canary cannot run on some GPUs, "" if it can."""
@@ -144,13 +162,22 @@ class Session:
                 return f"{SHARED_MEMORY}: less than {need} free: enlarge it (--shm-size 1g)"
         return ""
 
-    def _results(self, canary: Canary, unit: Sequence[Gpu], task: Task) -> Iterator[Result]:
+    def _results(
+        self, canary: Canary, work: Sequence[tuple[Sequence[Gpu], Task]]
+    ) -> Iterator[Result]:
+        """Run some at once, and yield what came of each once all have ended."""
         now = time.time()
-        outcome = self._await(unit, task)
+        for (unit, task), outcome in zip(work, self._await(work), strict=True):
+            yield from self._told(canary, unit, task, outcome, now)
+
+    def _told(
+        self, canary: Canary, unit: Sequence[Gpu], task: Task, outcome: Outcome, now: float
+    ) -> Iterator[Result]:
         alone = unit[0].number if len(unit) == 1 else None
         for told in outcome.readings:
             try:
-                reading = self._reading(canary, unit, told, now)
+                seen = self._seen(unit, told)
+                reading = self._reading(canary, unit, told, seen, now)
             except (KeyError, TypeError, ValueError, IndexError):
                 outcome = Outcome(ended="failed", fault=NONE)
                 break
@@ -159,6 +186,7 @@ class Session:
                 gpu=self._number(reading, unit),
                 reading=reading,
                 told=told,
+                seen=seen,
                 detail=reading.detail,
                 forced=any(self._busy[gpu.number] for gpu in unit),
             )
@@ -177,23 +205,56 @@ class Session:
             )
             yield Result(canary=canary.name, gpu=alone, reading=reading, detail=outcome.fault)
 
-    def _await(self, unit: Sequence[Gpu], task: Task) -> Outcome:
+    def _await(self, work: Sequence[tuple[Sequence[Gpu], Task]]) -> list[Outcome]:
         looks = self._looks
         if looks is not None:
             looks.forget()
-        with Run(task, self._python) as run:
-            while (outcome := run.poll()) is None:
+        outcomes: dict[int, Outcome] = {}
+        with ExitStack() as stack:
+            runs = [stack.enter_context(Run(task, self._python)) for _, task in work]
+            while len(outcomes) < len(runs):
                 if looks is not None:
                     looks.poll()
-                    if not self._force and (why := disturbed(looks, unit, run)):
+                for place, run in enumerate(runs):
+                    if place in outcomes:
+                        continue
+                    if outcome := run.poll():
+                        outcomes[place] = outcome
+                    elif why := self._disturbed(work[place][0], run):
                         run.stop(why)
                 time.sleep(POLL_SECONDS)
         if looks is not None:
             looks.poll()
-        return outcome
+        return [outcomes[place] for place in range(len(runs))]
+
+    def _disturbed(self, unit: Sequence[Gpu], run: Run) -> str:
+        """Return why a run must end now, "" if it may go on."""
+        looks = self._looks
+        if looks is None or self._force:
+            return ""
+        if looks.fault:
+            return looks.fault
+        for gpu in unit:
+            if who := busy.intruder(looks.newest(gpu.number), run.owns):
+                return f"GPU {gpu.number}: {who}"
+        return ""
+
+    def _seen(self, unit: Sequence[Gpu], told: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """Return what was seen of each GPU while a result was made."""
+        if self._looks is None:
+            return {}
+        place = int(told["gpu"])
+        chosen = unit if place < 0 else [unit[place]]
+        start, end = int(told["start_ns"]), int(told["end_ns"])
+        return {gpu.number: self._looks.between(gpu.number, start, end) for gpu in chosen}
 
     def _reading(
-        self, canary: Canary, unit: Sequence[Gpu], told: Mapping[str, Any], now: float
+        self,
+        canary: Canary,
+        unit: Sequence[Gpu],
+        told: Mapping[str, Any],
+        seen: Mapping[int, Mapping[str, Any]],
+        now: float,
     ) -> CanaryReading:
         """Complete what a child told by what was seen meanwhile."""
         place = int(told["gpu"])
@@ -204,9 +265,8 @@ class Session:
             environment = {**gpu.environment, **environment}
             fields["model"] = gpu.name
             if place >= 0:
-                assert self._looks is not None
                 fields["entity"] = Entity("gpu", gpu.uuid)
-                fields |= self._looks.between(gpu.number, told["start_ns"], told["end_ns"])
+                fields |= seen[gpu.number]
             clock, value = fields.get("clock_hertz"), told.get("value")
             if clock and value and UNITS[canary.name] != "seconds":
                 fields["value_per_hertz"] = value / clock
@@ -220,13 +280,3 @@ class Session:
 
     def _number(self, reading: CanaryReading, unit: Sequence[Gpu]) -> int | None:
         return next((gpu.number for gpu in unit if gpu.uuid == reading.entity.id), None)
-
-
-def disturbed(looks: Looks, unit: Sequence[Gpu], run: Run) -> str:
-    """Return why a run must end now, "" if it may go on."""
-    if looks.fault:
-        return looks.fault
-    for gpu in unit:
-        if who := busy.intruder(looks.newest(gpu.number), run.owns):
-            return f"GPU {gpu.number}: {who}"
-    return ""

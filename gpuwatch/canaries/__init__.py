@@ -1,5 +1,7 @@
 """The canaries. To add one: a file in this folder with a `run(worker)`, and its entry here.
 
+`LOADS` are made as canaries are, but take minutes or all memory: only `verify` runs them.
+
 The files are run by `gpuwatch/canary_worker.py` in the interpreter that has torch, so they import
 nothing but the standard library and torch.
 """
@@ -49,6 +51,19 @@ CANARIES: Mapping[str, Canary] = MappingProxyType(
                 "whether sums of integers come out exact",
                 _sizes(4096, 2048, 128),
                 together=True,
+            ),
+        )
+    }
+)
+LOADS: Mapping[str, Canary] = MappingProxyType(
+    {
+        load.name: load
+        for load in (
+            Canary("sustained", "matrix multiplication for minutes", _sizes(8192, 4096, 256)),
+            Canary(
+                "patterns",
+                "whether all free memory keeps what is written",
+                _sizes(256 * MIB, 64 * MIB, 1 * MIB),
             ),
         )
     }

@@ -13,12 +13,34 @@ if TYPE_CHECKING:
     from gpuwatch.canary_worker import Worker
 
 WARM = 20  # reductions before it is agreed how many there are in a burst
+WARM_AGAIN = 3  # of every further size
+SLOW_SECONDS = 0.2  # a reduction that takes longer is the last of a sweep
 
 
 def run(worker: Worker) -> None:
-    """Tell bytes per second of the bus, and of the algorithm."""
-    torch, distributed = worker.torch, worker.join()
-    data = torch.zeros(worker.size // 4, device=worker.device)
+    """Tell bytes per second of the bus, and of the algorithm, for each size."""
+    worker.join()
+    sizes = list(worker.settings["sizes"])
+    if len(sizes) > 1:
+        most = least_free(worker) // 2
+        sizes = [size for size in sizes if size <= most] or sizes[:1]
+    for number, size in enumerate(sizes):
+        if not reduced(worker, number, size):
+            break
+    worker.phase("leave")
+
+
+def least_free(worker: Worker) -> int:
+    """Return the free bytes of the rank that has least: all must take the same sizes."""
+    free = worker.torch.cuda.mem_get_info(worker.device)[0] if worker.on_gpu else 1 << 32
+    worker.joined.set(f"free{worker.rank}", str(free))
+    return min(int(worker.joined.get(f"free{rank}")) for rank in range(worker.ranks))
+
+
+def reduced(worker: Worker, number: int, size: int) -> bool:
+    """Tell of one size; say whether the next is worth it, as rank 0 has decided for all."""
+    torch, distributed = worker.torch, worker.torch.distributed
+    data = torch.zeros(size // 4, device=worker.device)
 
     def reduce() -> None:
         distributed.all_reduce(data)
@@ -26,24 +48,28 @@ def run(worker: Worker) -> None:
     reduce()  # the first makes the connections
     worker.synchronize()
     worker.phase("agree")
-    for _ in range(WARM):
+    for _ in range(WARM_AGAIN if number else WARM):
         reduce()
     if worker.rank == 0:
         # Not measured by each: all must make the same number of calls.
         count = worker.launches(reduce)
-        worker.joined.set("count", str(count))
+        worker.joined.set(f"count{number}", str(count))
     else:
         reduce()
-        count = int(worker.joined.get("count"))
+        count = int(worker.joined.get(f"count{number}"))
     measured = worker.measure(reduce, count)
-    worker.phase("leave")
+    seconds = measured.pop("seconds")
     if worker.rank == 0:
-        rate = worker.size / measured.pop("seconds")
+        rate = size / seconds
         worker.tell(
             gpu=-1,
             gpus=worker.ranks,
+            size=size,
             value=rate * 2 * (worker.ranks - 1) / worker.ranks,
             algorithm_bytes_per_second=rate,
+            transports=worker.transports(),
             environment=worker.nccl(),
             **measured,
         )
+        worker.joined.set(f"more{number}", "1" if seconds < SLOW_SECONDS else "0")
+    return bool(worker.joined.get(f"more{number}") == b"1")
