@@ -4,6 +4,7 @@
 nothing on the machine, and judges what it does not know as UNKNOWN, never as PASS.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.canary_text import Standing
 from gpuwatch.look import Looks
 from gpuwatch.session import Session
+from gpuwatch.signals import valid
 
 Verdict = Literal["PASS", "WARN", "FAIL", "SKIP", "UNKNOWN"]
 VERDICTS: tuple[Verdict, ...] = ("FAIL", "UNKNOWN", "WARN", "SKIP", "PASS")  # the worst first
@@ -34,6 +36,7 @@ class Finding:
     `reason` says in a line what is wrong, or why nothing is known; `cause` what it looks like;
     `next_step` what to do. Both are there whenever the verdict is not PASS.
     `thumb`: a rule of thumb of the trade, shown apart; it counts for nothing in the whole.
+    `forced`: somebody else was on the GPUs, so it is no measure of them; the examination sets it.
     `curve` is what is drawn of a sweep: pairs of (bytes, value).
     """
 
@@ -50,6 +53,7 @@ class Finding:
     cause: Cause = ""
     next_step: str = ""
     thumb: bool = False
+    forced: bool = False
     curve: tuple[tuple[float, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -58,9 +62,12 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Finding":
-        """Rebuild it; TypeError or KeyError if `data` is not that."""
+        """Rebuild it; TypeError or ValueError if `data` is not that."""
+        if data["verdict"] not in VERDICTS:
+            raise ValueError(f"verdict {data['verdict']!r}")
         curve = tuple((float(x), float(y)) for x, y in data.get("curve", ()))
-        return cls(**{**data, "curve": curve})
+        kept = {name: _kept(value) for name, value in data.items()}
+        return cls(**{**kept, "curve": curve})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,13 @@ class Check(Protocol):
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Yield findings as they come, and each reading of a canary that it took."""
+
+
+def _kept(value: object) -> Any:
+    """Return text as valid Unicode, and a number that is none as None."""
+    if isinstance(value, str):
+        return valid(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
