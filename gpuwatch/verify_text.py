@@ -1,0 +1,202 @@
+"""A report as text for a terminal of 80 columns: a table, and what to do about the rest."""
+
+import datetime
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from gpuwatch.verify import VERDICTS, Finding
+from gpuwatch.verify_report import Report
+
+WIDTH = 80
+COLUMNS = (22, 10, 20, 16)  # and the verdict
+HEADER = ("CHECK", "WHERE", "VALUE", "EXPECTED", "VERDICT")
+THUMB = "Rules of thumb of the trade, which count for nothing above:"
+# What one of a unit is shown as, and by how much less it is.
+SHOWN = {
+    "flops_per_second": ("TFLOPS", 1e12),
+    "bytes_per_second": ("GB/s", 1e9),
+    "hertz": ("MHz", 1e6),
+    "watts": ("W", 1.0),
+    "celsius": ("C", 1.0),
+    "seconds": ("s", 1.0),
+    "joules": ("J", 1.0),
+    "lanes": ("lanes", 1.0),
+}
+BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def amount(value: float | str | None, unit: str) -> str:
+    """Return a value as people write it, "-" if it is not known."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if unit == "bytes":
+        name, one = next((one for one in BYTES if abs(value) >= one[1]), BYTES[-1])
+        return f"{_number(value / one)} {name}"
+    if unit == "ratio":
+        return f"{100 * value:.1f} %"
+    name, one = SHOWN.get(unit, (unit, 1.0))
+    return f"{_number(value / one)} {name}".rstrip()
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def title(found: Finding) -> str:
+    """Return the check and what it measured."""
+    return f"{found.name} {found.measure}".strip()
+
+
+def lines(report: Report) -> Iterator[str]:
+    """Yield the lines of a report; the last one has the verdict."""
+    judged = report.judged
+    yield from _table(judged)
+    for found in sorted(judged, key=lambda one: VERDICTS.index(one.verdict)):
+        if found.verdict != "PASS":
+            yield from ("", *_explained(found))
+    if thumbs := [found for found in report.findings if found.thumb]:
+        yield from ("", THUMB, *_table(thumbs))
+    if report.compared:
+        yield from ("", *_compared(report.compared))
+    yield ""
+    if report.node.forced:
+        yield from _wrapped(
+            "Forced: somebody else was on the GPUs: no figure is a measure of them."
+        )
+    if report.left_out:
+        yield from _wrapped("Not asked: " + ", ".join(report.left_out))
+    yield summary(report)
+
+
+def summary(report: Report) -> str:
+    """Return the verdict of the whole in a line."""
+    judged = report.judged
+    counts = ", ".join(
+        f"{count} {one}" for one in VERDICTS if (count := sum(x.verdict == one for x in judged))
+    )
+    gpus = len(report.node.gpus)
+    forced = " (forced)" if report.node.forced else ""
+    cards = f"{gpus} GPU{'s' * (gpus != 1)}"
+    mode = "deep" if report.node.deep else "quick"
+    time = f"{mode}, {report.seconds:.0f} s"
+    return f"{report.verdict}{forced}: {cards}: {counts or 'nothing was judged'} ({time})"
+
+
+def merged(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Return findings that differ in place and value alone together, the worst first."""
+
+    def key(found: Finding) -> tuple[Any, ...]:
+        place = VERDICTS.index(found.verdict)
+        return place, order[title(found)], found.unit, str(found.expectation), found.reason
+
+    findings = list(findings)
+    titles = dict.fromkeys(title(found) for found in findings)
+    order = {name: number for number, name in enumerate(titles)}
+    return [list(group) for _, group in groupby(sorted(findings, key=key), key=key)]
+
+
+def _table(findings: Sequence[Finding]) -> Iterator[str]:
+    if findings:
+        yield _row(HEADER)
+    for group in merged(findings):
+        one = group[0]
+        cells = (
+            title(one),
+            _places([found.entity for found in group]),
+            _values(group),
+            amount(one.expectation, one.unit) if one.expectation is not None else "-",
+            one.verdict + (" forced" if one.forced else ""),
+        )
+        yield _row(cells)
+
+
+def _row(cells: Sequence[str]) -> str:
+    columns = (
+        _short(cell, width).ljust(width) for cell, width in zip(cells, COLUMNS, strict=False)
+    )
+    return " ".join((*columns, *cells[len(COLUMNS) :]))
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
+def _places(entities: Sequence[str]) -> str:
+    """Return gpu0, gpu1, gpu2, gpu5 as gpu0-2,5; what is no GPU as how many there are."""
+    numbers = sorted(int(found[1]) for one in entities if (found := re.fullmatch(r"gpu(\d+)", one)))
+    if len(set(entities)) == 1:
+        return entities[0]
+    if len(numbers) < len(entities):
+        return f"{len(entities)} pairs" if "-" in entities[0] else f"{len(entities)} places"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return "gpu" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _values(group: Sequence[Finding]) -> str:
+    values = [found.value for found in group if found.value is not None]
+    unit = group[0].unit
+    numbers = [value for value in values if not isinstance(value, str)]
+    if not values:
+        return "-"
+    if len(numbers) == len(values):
+        low, high = amount(min(numbers), unit), amount(max(numbers), unit)
+        return low if low == high else f"{low.split(' ')[0]} to {high}"
+    texts = dict.fromkeys(amount(value, unit) for value in values)
+    return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different"
+
+
+def _explained(found: Finding) -> Iterator[str]:
+    """Yield why a finding is no PASS, and what to do."""
+    forced = " (forced)" if found.forced else ""
+    yield f"{found.verdict}{forced}  {title(found)}, {found.entity}"
+    if found.value is not None or found.expectation is not None:
+        told = amount(found.value, found.unit)
+        if found.expectation is not None:
+            told += f"; expected {amount(found.expectation, found.unit)}"
+            told += f", {found.source}" * bool(found.source)
+        yield from _wrapped(told, "    is:   ")
+    if found.reason:
+        looks = f" (looks like: {found.cause})" if found.cause else ""
+        yield from _wrapped(found.reason + looks, "    why:  ")
+    if found.next_step:
+        yield from _wrapped(found.next_step, "    next: ")
+
+
+def _wrapped(text: str, first: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_on_hyphens=False,
+    )
+
+
+def _compared(compared: Mapping[str, Any]) -> Iterator[str]:
+    when = datetime.datetime.fromtimestamp(compared["time"], datetime.UTC)
+    changes = compared["changes"]
+    told = "nothing is different" if not changes else f"{compared['verdict']}:"
+    yield f"Compared with {compared['file']} of {when:%Y-%m-%d %H:%M} UTC: {told}"
+    for one in changes:
+        yield from _wrapped(change_text(one), "  ")
+
+
+def change_text(one: Mapping[str, Any]) -> str:
+    """Return a change in a line."""
+    before, now = (amount(one[key], one["unit"]) for key in ("before", "now"))
+    share = ""
+    if one["kind"] == "value" and one["unit"] and isinstance(one["before"], int | float):
+        share = f" ({100 * (one['now'] / one['before'] - 1):+.1f} %)" if one["before"] else ""
+    return (
+        f"{'WARN  ' if one['worse'] else ''}{one['entity']} {one['what']}: {before} -> {now}{share}"
+    )
