@@ -11,6 +11,7 @@ from typing import Protocol
 COMMANDS = (
     "run",
     "check",
+    "verify",
     "verdict",
     "top",
     "record",

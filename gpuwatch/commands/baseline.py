@@ -180,7 +180,7 @@ def _import(path: Path, arguments: Namespace, daemon: Path | None) -> int:
         store.close()
         if fault:
             raise StateError(fault)
-        _give_to_owner(path)
+        give_to_owner(path)
     more = f", {left} stay as they are (--replace)" if left else ""
     print(f"{arguments.file}: {taken} baselines imported{more}")
     return PASS
@@ -192,7 +192,7 @@ def _hand_over(state: Path, arguments: Namespace, daemon: Path) -> tuple[int, in
         with NamedTemporaryFile(dir=state, prefix="import-", suffix=".json") as copy:
             copy.write(arguments.file.read_bytes())
             copy.flush()
-            _give_to_owner(Path(copy.name))
+            give_to_owner(Path(copy.name))
             message = {
                 "command": "import_baselines",
                 "path": copy.name,
@@ -206,7 +206,7 @@ def _hand_over(state: Path, arguments: Namespace, daemon: Path) -> tuple[int, in
     return answer["taken"], answer["left"]
 
 
-def _give_to_owner(path: Path) -> None:
+def give_to_owner(path: Path) -> None:
     """Have a file that root made belong to whom the state directory belongs."""
     owner = path.parent.stat()
     if os.geteuid() == 0:

@@ -100,12 +100,8 @@ def _results(
     numbers: dict[str, int] = {}
     released = frozenset[str]()
     if not arguments.cpu:
-        numbers, released = _kept(_state(arguments, config))
-    host = Host(
-        host_pids=_link(procfs / "self/ns/pid") == HOST_PIDS,
-        jobs=jobs(procfs) - {os.environ.get("SLURM_JOB_ID", "")},
-        released=released,
-    )
+        numbers, released = kept(state_here(arguments, config))
+    host = host_here(procfs, released)
     if not arguments.cpu and not arguments.force and (why := host_reason(host)):
         yield from (Result(canary=name, detail=why) for name in names)
         return
@@ -115,7 +111,16 @@ def _results(
             yield from session.run(name)
 
 
-def _state(arguments: Namespace, config: dict[str, Any]) -> Path:
+def host_here(procfs: Path, released: frozenset[str]) -> Host:
+    """Return what is known of this host when canaries are asked for."""
+    return Host(
+        host_pids=_link(procfs / "self/ns/pid") == HOST_PIDS,
+        jobs=jobs(procfs) - {os.environ.get("SLURM_JOB_ID", "")},
+        released=released,
+    )
+
+
+def state_here(arguments: Namespace, config: dict[str, Any]) -> Path:
     """Return the state directory of the daemon that runs, else the one that is set."""
     if vars(arguments)["paths.state"] is None:
         with suppress(ControlError, KeyError):
@@ -126,7 +131,7 @@ def _state(arguments: Namespace, config: dict[str, Any]) -> Path:
     return Path(config["paths"]["state"] or state_directory(Path(config["paths"]["runtime"])))
 
 
-def _kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
+def kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
     """Return the numbers of the GPUs by PCI address, and what is released now."""
     if not (state / DATABASE).exists():
         return {}, frozenset()

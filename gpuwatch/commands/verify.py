@@ -1,0 +1,213 @@
+"""`gpuwatch verify`: is this node what was paid for, in minutes."""
+
+import json
+import os
+import signal
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import checks
+from gpuwatch.commands.run import config_request
+from gpuwatch.commands.verify_node import gathered, refusals
+from gpuwatch.commands.verify_progress import Progress
+from gpuwatch.commands.verify_save import save
+from gpuwatch.errors import PASS, ConfigError
+from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
+from gpuwatch.startup import validate
+from gpuwatch.verify import Check
+from gpuwatch.verify_compare import compare
+from gpuwatch.verify_page import page
+from gpuwatch.verify_report import Report, host_facts, load, overall
+from gpuwatch.verify_text import lines
+
+LISTED_GPUS = 8  # of the bounds that are listed
+ENTRY = "  {:<16} {:<7} {:>7} {:>7}  {}"
+
+
+class Verify:
+    """Looks at a node, tries it out, and says whether it is what it should be.
+
+    Ends with 0 for PASS, 1 for WARN, 2 for FAIL, 3 for UNKNOWN or a node that is in use.
+    """
+
+    name = "verify"
+    help = "accept or reject a node: is each GPU there, sound, and as fast as its model should be"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare how thoroughly, what of it, and where the result goes."""
+        names = [check.name for check in checks.CHECKS]
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument("--quick", action="store_true", help="at most 3 minutes (default)")
+        mode.add_argument("--deep", action="store_true", help="at most 20 minutes")
+        parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it")
+        parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
+        parser.add_argument(
+            "--save", action="store_true", help="keep the canaries' readings as the baseline"
+        )
+        parser.add_argument(
+            "--compare", type=Path, metavar="FILE", help="with an earlier --json: what changed"
+        )
+        parser.add_argument(
+            "--gpu",
+            type=int,
+            action="append",
+            default=[],
+            metavar="N",
+            help="a GPU, by its number; may be repeated (default: all)",
+        )
+        parser.add_argument(
+            "--force", action="store_true", help="also on GPUs in use: no figure is a measure then"
+        )
+        for flag, what in (("--only", "do no other check"), ("--skip", "leave out a check")):
+            parser.add_argument(
+                flag,
+                action="append",
+                default=[],
+                choices=names,
+                metavar="CHECK",
+                help=f"{what}; may be repeated (see --list)",
+            )
+        parser.add_argument(
+            "--list", action="store_true", help="list the checks and how long each may take"
+        )
+        parser.add_argument("--config", metavar="FILE", help="config file (default: none)")
+        parser.add_argument(
+            "--canary.python",
+            dest="canary.python",
+            metavar="FILE",
+            help="the interpreter that has torch (default: gpuwatch's own)",
+        )
+
+    def run(self, arguments: Namespace) -> int:
+        """Examine the node, and tell what was found."""
+        if arguments.list:
+            return _list(checks.CHECKS)
+        if arguments.save and arguments.force:
+            raise ConfigError("--save: not with --force: such figures are no baseline")
+        config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
+        before = load(arguments.compare) if arguments.compare else None
+        for path in (arguments.json, arguments.html):
+            if path not in (None, "-"):
+                _must_be_writable(Path(path))
+        # As an interrupt, so that what runs is put away.
+        former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            report = _examined(arguments, config)
+        finally:
+            signal.signal(signal.SIGTERM, former)
+        if before is not None:
+            report.compared = compare(report, before, str(arguments.compare))
+        _told(report, arguments)
+        if arguments.save:
+            save(report, arguments, config)
+        return report.code
+
+
+def _list(listed: Iterable[Check]) -> int:
+    print(f"Seconds that each check may take at most, with {LISTED_GPUS} GPUs:\n")
+    print(ENTRY.format("CHECK", "PHASE", "QUICK", "DEEP", "WHAT"))
+    sums = [0.0, 0.0]
+    for check in listed:
+        bounds = [check.bound_seconds(LISTED_GPUS, deep) for deep in (False, True)]
+        quick = "-" if check.deep_only else f"{bounds[0]:g}"
+        print(ENTRY.format(check.name, check.phase, quick, f"{bounds[1]:g}", check.help))
+        sums = [sums[0] + bounds[0] * (not check.deep_only), sums[1] + bounds[1]]
+    print(ENTRY.format("all", "", *(f"{one:g}" for one in sums), "one after the other").rstrip())
+    print(
+        f"\nTogether never more than {QUICK_SECONDS:g} s, with --deep {DEEP_SECONDS:g} s: what has"
+        " no time left is UNKNOWN."
+    )
+    return PASS
+
+
+def _must_be_writable(path: Path) -> None:
+    """Raise ConfigError for a file that could not be written once all is done."""
+    directory = path.absolute().parent
+    if not directory.is_dir() or (path.exists() and not path.is_file()):
+        raise ConfigError(f"{path}: cannot be written: name a file in a directory that is there")
+    if not os.access(directory, os.W_OK):
+        raise ConfigError(f"{path}: cannot be written: no permission in {directory}")
+
+
+def _chosen(arguments: Namespace) -> tuple[list[Check], list[str]]:
+    """Return the checks to run, those that only look first, and the names that are left out."""
+    chosen, left_out = [], []
+    for check in checks.CHECKS:
+        if arguments.only:
+            wanted = check.name in arguments.only
+        else:
+            wanted = arguments.deep or not check.deep_only
+        if wanted and check.name not in arguments.skip:
+            chosen.append(check)
+        elif wanted or arguments.only:
+            left_out.append(check.name)
+    return sorted(chosen, key=lambda check: check.phase == "load"), left_out
+
+
+def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
+    """Do it; on an interrupt, say what was done by then."""
+    began, start = time.time(), time.monotonic()
+    chosen, left_out = _chosen(arguments)
+    seconds = DEEP_SECONDS if arguments.deep else QUICK_SECONDS
+    progress = Progress(chosen)
+    node, findings = gathered(arguments, config)
+    loaded = any(check.phase == "load" for check in chosen)
+    findings = findings or (refusals(node) if loaded and not node.forced else [])
+    report = Report(
+        verdict=findings[0].verdict if findings else "UNKNOWN",
+        findings=findings,
+        time=began,
+        seconds=0.0,
+        node=node,
+        left_out=left_out,
+        host=host_facts(node.procfs),
+    )
+    if not findings:
+        left = seconds - (time.monotonic() - start)
+        _run(Examination(node, chosen, left), chosen, progress, report)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _run(
+    examination: Examination, chosen: Sequence[Check], progress: Progress, report: Report
+) -> None:
+    try:
+        for check in examination.run():
+            progress.begin(check, examination)
+        progress.end(examination)
+    except KeyboardInterrupt:
+        progress.interrupted(examination)
+        raise
+    report.findings = examination.findings
+    report.readings, report.ran = examination.readings, examination.ran
+    report.verdict = overall(report.findings, chosen)
+
+
+def _told(report: Report, arguments: Namespace) -> None:
+    """Print the table, or the JSON, and write the files."""
+    written = json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n"
+    if arguments.json == "-":
+        print(written, end="")
+    else:
+        print("\n".join(lines(report)))
+        if arguments.json:
+            _write(arguments.json, written)
+    if arguments.html:
+        _write(arguments.html, page(report))
+
+
+def _write(name: str, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    path = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+"""What `gpuwatch verify` verifies: the node, or why there is nothing to verify or nobody may."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import baseline, baseline_table, busy, database
+from gpuwatch.canary_text import Standing
+from gpuwatch.commands.canary import host_here, kept, state_here
+from gpuwatch.errors import ConfigError
+from gpuwatch.paths import DATABASE
+from gpuwatch.topology import pci_gpus
+from gpuwatch.verify import Finding, Node
+from gpuwatch.verify_facts import Facts, collect
+
+WAIT = "wait until nobody uses it, or --force for figures that are no measure"
+
+
+def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, list[Finding]]:
+    """Return the node, and why its GPUs cannot be verified: nothing if they can.
+
+    Raises ConfigError for a GPU that is not here.
+    """
+    sysfs, procfs = (Path(config["paths"][key]) for key in ("sysfs", "procfs"))
+    state = state_here(arguments, dict(config))
+    numbers, released = kept(state)
+    host = host_here(procfs, released)
+    facts, findings = Facts(), []
+    why = str(busy.host_reason(host) or "")
+    if why and not arguments.force:
+        findings = [_skip("host", why)]
+    else:
+        facts = collect(sysfs, numbers, arguments.gpu)
+        findings = _absent(facts, sysfs)
+    for number in arguments.gpu if facts.here else ():
+        if number not in facts.here:
+            known = ", ".join(map(str, facts.here))
+            raise ConfigError(f"--gpu {number}: no such GPU: here are {known}")
+    in_use = _busy(facts, host, procfs)
+    node = Node(
+        sysfs=sysfs,
+        procfs=procfs,
+        driver={**facts.driver, "fault": facts.fault},
+        gpus=list(facts.gpus.values()),
+        pairs=facts.pairs,
+        numbers={gpu["pci_bus_id"]: number for number, gpu in facts.gpus.items()} | numbers,
+        busy=in_use,
+        standings=_standings(state),
+        host=host,
+        python=config["canary"]["python"] or sys.executable,
+        scratch=state if state.is_dir() else Path.cwd(),
+        expected_gpus=config["gpus"]["expected"],
+        deep=arguments.deep,
+        forced=arguments.force and bool(why or in_use),
+    )
+    return node, findings
+
+
+def refusals(node: Node) -> list[Finding]:
+    """Return who uses the GPUs: then nothing may run there."""
+    return [_skip(f"gpu{number}", why) for number, why in node.busy.items()]
+
+
+def _skip(entity: str, why: str) -> Finding:
+    return Finding(
+        name="idle", entity=entity, verdict="SKIP", reason=why, cause="busy", next_step=WAIT
+    )
+
+
+def _absent(facts: Facts, sysfs: Path) -> list[Finding]:
+    """Return why there is no GPU, nothing if there is one: FAIL if the bus shows one."""
+    if facts.gpus:
+        return []
+    on_bus = pci_gpus(sysfs)
+    if on_bus:
+        return [
+            Finding(
+                name="driver",
+                entity="host",
+                verdict="FAIL",
+                value=0,
+                expectation=len(on_bus),
+                source="the PCI bus",
+                reason=f"the bus has {len(on_bus)} NVIDIA GPUs ({', '.join(on_bus)}), the driver"
+                f" answers of none: {facts.fault or 'it finds no device'}",
+                cause="driver",
+                next_step="install or load the NVIDIA driver, and look at the kernel log",
+            )
+        ]
+    return [
+        Finding(
+            name="driver",
+            entity="host",
+            verdict="UNKNOWN",
+            reason=f"no NVIDIA GPU on this host{f': {facts.fault}' if facts.fault else ''}",
+            next_step="run it on the node that is to be accepted; in a container, give it the GPUs",
+        )
+    ]
+
+
+def _busy(facts: Facts, host: busy.Host, procfs: Path) -> dict[int, str]:
+    """Return why GPUs are not idle, with the names of the processes."""
+    found = {}
+    for number, gpu in facts.gpus.items():
+        if not gpu.get("fault"):
+            seen = busy.Seen.from_json(gpu["seen"])
+            names = dict.fromkeys(_name(procfs, pid) for pid in seen.processes or ())
+            named = ", ".join(filter(None, names))
+            if why := str(busy.reason(host, seen) or ""):
+                found[number] = f"{why} ({named})" if named else why
+    return found
+
+
+def _name(procfs: Path, pid: int) -> str:
+    with suppress(OSError):
+        return (procfs / str(pid) / "comm").read_text(errors="replace").strip()
+    return ""
+
+
+def _standings(state: Path) -> list[Standing]:
+    """Return the baselines that are kept here, none where nothing is kept."""
+    if not (state / DATABASE).exists():
+        return []
+
+    def load(file: database.Connection) -> list[Standing]:
+        results = baseline_table.load_results(file)
+        return baseline.Baseline.of(baseline_table.load(file), results).standings()
+
+    return database.look(state / DATABASE, load)
