@@ -68,13 +68,15 @@ class Baseline:
         self._store = store
         self._fires = fires
         self.log = CourseLog()
-        self._unsaved: deque[tuple[Entry, Taken]] = deque(maxlen=UNSAVED)
+        self._unsaved: deque[Callable[[Connection], None]] = deque(maxlen=UNSAVED)
         self._load(store.run(table.load) or (), store.run(table.load_results) or {})
         entries = sorted(self._entries.values(), key=lambda entry: entry.newest)[-COURSES:]
         recent = [one for one in entries if one.newest >= time.time() - SHOWN_SECONDS]
         load = partial(table.load_recent, entries=recent, most=READINGS)
         for entry, readings in store.run(load) or ():
             self.log.put(entry, readings)
+        for reading in store.run(table.load_failed) or ():
+            self.log.fail(reading)
 
     @classmethod
     def of(
@@ -118,21 +120,22 @@ class Baseline:
 
     def _find_current(self) -> None:
         self._losses: list[tuple[Entry, float, bool]] | None = None  # known until the next reading
-        self._current: dict[tuple[Entity, Shape], Entry] = {}
+        self._current: dict[tuple[Entity, Shape, str], Entry] = {}
         for entry in sorted(self._entries.values(), key=lambda entry: entry.newest):
-            self._current[entry.entity, entry.shape] = entry
+            self._current[entry.place] = entry
 
     def add(self, reading: CanaryReading) -> Judgement:
-        """Keep a reading and judge it; one without a result is neither."""
+        """Keep a reading and judge it; a run without a result is kept alone."""
         if reading.result in ("failed", "aborted"):
             self.log.fail(reading)
+            self._save(partial(table.save_failed, reading=reading))
             what = reading.detail or "no result"
             return Judgement(kind="unknown", text=f"{reading.result}: {what}")
         entry, frozen = self._entry(reading), self._fires(reading.entity)
         judgement = self._judge(reading, entry, frozen)
         taken = Taken(reading, frozen, judgement.kind)
         self.log.add(entry, taken)
-        self._save(entry, taken)
+        self._save(partial(table.save, entry=entry, readings=[taken]))
         return judgement
 
     def _judge(self, reading: CanaryReading, entry: Entry, frozen: bool) -> Judgement:
@@ -166,7 +169,7 @@ class Baseline:
         loss = entry.course.loss or (0.0 if own is None else 1 - own)
         ratios = [
             ratio
-            for (entity, shape), other in self._current.items()
+            for (entity, shape, _), other in self._current.items()
             if shape == entry.shape
             and entity != entry.entity
             and other.model == entry.model
@@ -250,7 +253,7 @@ class Baseline:
             environment=environment,
             model=entry.model,
             state=state,
-            current=self._current[entry.entity, entry.shape] is entry,
+            current=self._current[entry.place] is entry,
             newest=entry.newest,
             readings=entry.readings,
             baseline=None if baseline is None else value_of(canary, baseline.level),
@@ -266,7 +269,7 @@ class Baseline:
     def _entry(self, reading: CanaryReading) -> Entry:
         entry = Entry(reading.entity, reading.shape, epoch(reading.environment))
         entry = self._entries.setdefault(entry.key, entry)
-        self._current[entry.entity, entry.shape] = entry
+        self._current[entry.place] = entry
         return entry
 
     def _former(self, entry: Entry) -> Entry | None:
@@ -274,15 +277,16 @@ class Baseline:
         others = [
             other
             for other in self._entries.values()
-            if other.key[:-1] == entry.key[:-1] and other is not entry and other.course.baseline()
+            if other.key[:-1] == entry.key[:-1] and other is not entry
+            if other.place == entry.place and other.course.baseline()
         ]
         return max(others, key=lambda other: other.newest, default=None)
 
     def _newest_shapes(self) -> list[Entry]:
         """Return the course of each canary that runs now: its size is a setting, and may change."""
         newest: dict[tuple[object, ...], Entry] = {}
-        for (entity, shape), entry in self._current.items():
-            key = (entity, shape._replace(size=0))
+        for (entity, shape, gpus), entry in self._current.items():
+            key = (entity, shape._replace(size=0), gpus)
             if key not in newest or newest[key].newest < entry.newest:
                 newest[key] = entry
         return list(newest.values())
@@ -299,16 +303,16 @@ class Baseline:
             return Judgement(kind="suspect", cause="wrong_result", retest=True, text=text)
         return Judgement(kind="normal", text="results are right")
 
-    def _save(self, entry: Entry, taken: Taken) -> None:
-        self._unsaved.append((entry, taken))
+    def _save(self, work: Callable[[Connection], None]) -> None:
+        self._unsaved.append(work)
         waiting = list(self._unsaved)
         if self._store.run(lambda file: _write(file, waiting)):
             self._unsaved.clear()
 
 
-def _write(file: Connection, waiting: Iterable[tuple[Entry, Taken]]) -> bool:
-    for entry, taken in waiting:
-        table.save(file, entry, [taken])
+def _write(file: Connection, waiting: Iterable[Callable[[Connection], None]]) -> bool:
+    for work in waiting:
+        work(file)
     return True
 
 

@@ -1,4 +1,4 @@
-"""What of readings and baselines is kept: two tables in the store's file."""
+"""What of readings, baselines and runs without a result is kept: tables in the store's file."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ from gpuwatch.signals import Entity
 READINGS_KEPT = 500  # of each course: ten days of every half hour
 EPOCHS_KEPT = 5  # environments of each canary on each GPU
 COURSES_KEPT = 2000  # of all GPUs that ever were here
+FAILED_KEPT = 20  # runs without a result, of each canary on each GPU
 
 KEY = ("entity_kind", "entity_id", *Shape._fields, "environment")
 MEASURED = (
@@ -27,7 +28,10 @@ MEASURED = (
     "temperature_celsius",
     "throttle_seconds",
     "detail",
+    "seconds",
 )
+# Columns of readings that files of this version may lack: they are from before the columns were.
+LATER = {"judged": "TEXT NOT NULL DEFAULT ''", "seconds": "REAL"}
 TABLES = (
     """
 CREATE TABLE IF NOT EXISTS canary_courses (
@@ -59,9 +63,17 @@ CREATE TABLE IF NOT EXISTS canary_readings (
     throttle_seconds REAL,
     detail TEXT NOT NULL,
     frozen INTEGER NOT NULL,
-    judged TEXT NOT NULL DEFAULT ''
+    judged TEXT NOT NULL DEFAULT '',
+    seconds REAL
 )""",
     "CREATE INDEX IF NOT EXISTS canary_readings_of ON canary_readings (course, time)",
+    """
+CREATE TABLE IF NOT EXISTS canary_failures (
+    entity_kind TEXT NOT NULL,
+    entity_id TEXT NOT NULL,
+    canary TEXT NOT NULL,
+    reading TEXT NOT NULL
+)""",
 )
 
 
@@ -85,6 +97,11 @@ class Entry:
     def key(self) -> tuple[Any, ...]:
         """What tells it from all others."""
         return (*self.entity, *self.shape, self.environment)
+
+    @property
+    def place(self) -> tuple[Entity, Shape, str]:
+        """What its environments have in common: of an all-reduce, also between which GPUs."""
+        return self.entity, self.shape, json.loads(self.environment).get("gpu_set", "")
 
 
 class Taken(NamedTuple):
@@ -142,9 +159,10 @@ def load_recent(file: Connection, entries: Iterable[Entry], most: int) -> list[K
 
 def load_readings(file: Connection, entry: Entry, most: int = -1) -> list[Taken]:
     """Return the readings of a course, oldest first; with `most` the last of them alone."""
-    judged = "judged" if _has_judged(file) else "''"
+    lacking = dict.fromkeys(_lacking(file), "NULL")
+    columns = ", ".join(lacking.get(name, name) for name in (*MEASURED, "frozen", "judged"))
     query = f"""
-        SELECT {", ".join(MEASURED)}, frozen, {judged} FROM canary_readings
+        SELECT {columns} FROM canary_readings
         WHERE course = ({_ID}) ORDER BY time DESC LIMIT ?"""  # noqa: S608
     shared = {
         **entry.shape._asdict(),
@@ -156,7 +174,7 @@ def load_readings(file: Connection, entry: Entry, most: int = -1) -> list[Taken]
     for *values, frozen, kind in file.execute(query, (*entry.key, most)):
         told = dict(zip(MEASURED, values, strict=True))
         reading = CanaryReading.from_json({**shared, **told})
-        found.append(Taken(reading, bool(frozen), str(kind)))
+        found.append(Taken(reading, bool(frozen), str(kind or "")))
     return found[::-1]
 
 
@@ -179,8 +197,8 @@ def save(file: Connection, entry: Entry, readings: Iterable[Taken]) -> None:
     """Keep a course as it is now, with these readings of it beside those that are kept."""
     for table in TABLES:
         file.execute(table)
-    if not _has_judged(file):  # it is from before the column was
-        file.execute("ALTER TABLE canary_readings ADD COLUMN judged TEXT NOT NULL DEFAULT ''")
+    for name in _lacking(file):
+        file.execute(f"ALTER TABLE canary_readings ADD COLUMN {name} {LATER[name]}")
     row = (*entry.key, entry.model, entry.newest, json.dumps(entry.course.to_json()))
     columns = (*KEY, "model", "newest", "state")
     file.execute(
@@ -210,19 +228,54 @@ def save(file: Connection, entry: Entry, readings: Iterable[Taken]) -> None:
     _forget_epochs(file, entry)
 
 
+def save_failed(file: Connection, reading: CanaryReading) -> None:
+    """Keep a run without a result, and of each canary on each GPU the last ones alone."""
+    for table in TABLES:
+        file.execute(table)
+    key = (*reading.entity, reading.canary)
+    file.execute(
+        "INSERT INTO canary_failures VALUES (?, ?, ?, ?)", (*key, json.dumps(reading.to_json()))
+    )
+    of_key = "FROM canary_failures WHERE (entity_kind, entity_id, canary) = (?, ?, ?)"
+    file.execute(
+        f"""
+        DELETE {of_key} AND rowid NOT IN (SELECT rowid {of_key} ORDER BY rowid DESC LIMIT ?)""",
+        (*key, *key, FAILED_KEPT),
+    )
+    file.execute(
+        """
+        DELETE FROM canary_failures WHERE rowid NOT IN (
+            SELECT rowid FROM canary_failures ORDER BY rowid DESC LIMIT ?)""",
+        (COURSES_KEPT,),
+    )
+
+
+def load_failed(file: Connection) -> list[CanaryReading]:
+    """Return the runs without a result, oldest first; what makes no sense is left out."""
+    if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'canary_failures'").fetchone():
+        return []
+    found = []
+    for (told,) in file.execute("SELECT reading FROM canary_failures ORDER BY rowid"):
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            found.append(CanaryReading.from_json(json.loads(told)))
+    return found
+
+
 def _forget_epochs(file: Connection, entry: Entry) -> None:
     """Remove environments of the canary that are long past, and GPUs that are long gone.
 
     By number and not by age: a clock that is years ahead for a while must not cost baselines.
     """
     alike = " AND ".join(f"{name} = ?" for name in KEY[:-1])
+    alike += " AND ifnull(json_extract(environment, '$.gpu_set'), '') = ?"
+    place = (*entry.key[:-1], entry.place[-1])
     gone = file.execute(
         f"""
         DELETE FROM canary_courses WHERE
         ({alike} AND id NOT IN (
             SELECT id FROM canary_courses WHERE {alike} ORDER BY newest DESC LIMIT ?))
         OR id NOT IN (SELECT id FROM canary_courses ORDER BY newest DESC LIMIT ?)""",  # noqa: S608
-        (*entry.key[:-1], *entry.key[:-1], EPOCHS_KEPT, COURSES_KEPT),
+        (*place, *place, EPOCHS_KEPT, COURSES_KEPT),
     ).rowcount
     if gone:
         file.execute(
@@ -242,8 +295,9 @@ def _is_there(file: Connection) -> bool:
     return bool(file.execute(query).fetchone()[0] == 2)
 
 
-def _has_judged(file: Connection) -> bool:
-    return any(row[1] == "judged" for row in file.execute("PRAGMA table_info (canary_readings)"))
+def _lacking(file: Connection) -> list[str]:
+    here = {row[1] for row in file.execute("PRAGMA table_info (canary_readings)")}
+    return [name for name in LATER if name not in here]
 
 
 def _marks(columns: Iterable[Any]) -> str:

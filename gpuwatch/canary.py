@@ -68,13 +68,16 @@ class Outcome:
 
     `ended`: "ok"; "failed", it did not come to its end; "aborted", somebody needed the GPU;
     "skipped", this machine or interpreter cannot run it. `fault` is why, in a line. `stuck` are
-    processes that a kill did not end: they hold a driver call.
+    processes that a kill did not end: they hold a driver call. `context_ns` is when it began to
+    make its context, 0 if it never did, and `seconds` how long it was from then to its end.
     """
 
     ended: Ended
     readings: Sequence[Mapping[str, Any]] = ()
     fault: str = ""
     stuck: Sequence[int] = ()
+    context_ns: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +140,7 @@ class Run:
         self._readings: list[Mapping[str, Any]] = []
         self._error: tuple[str, str] | None = None
         self._stopped = ""
-        self._kill_ns = 0
+        self._kill_ns = self._context_ns = 0
         self._output = self._errors = b""
         with contextlib.ExitStack() as undo:
             self.scratch = tempfile.mkdtemp(prefix="gpuwatch-canary-")
@@ -235,6 +238,8 @@ class Run:
     def _phase(self, name: str) -> None:
         self.phase = name
         self._phase_ns = monotonic_ns()
+        if name == "context":
+            self._context_ns = self._phase_ns
         seconds = self.task.deadlines.get(name, OTHER_SECONDS)
         self._deadline_ns = self._phase_ns + int(seconds * SECOND_NS)
 
@@ -258,7 +263,15 @@ class Run:
             ended, fault = "ok", ""
         if stuck:
             fault += f": process {stuck[0]} does not end when killed: reset the GPU or reboot"
-        return Outcome(ended=ended, readings=self._readings, fault=fault, stuck=stuck)
+        seconds = (monotonic_ns() - self._context_ns) / SECOND_NS if self._context_ns else None
+        return Outcome(
+            ended=ended,
+            readings=self._readings,
+            fault=fault,
+            stuck=stuck,
+            context_ns=self._context_ns,
+            seconds=seconds,
+        )
 
     def _last_words(self) -> str:
         lines = self._errors.decode(errors="replace").strip().splitlines()

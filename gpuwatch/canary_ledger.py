@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpuwatch.baseline import Baseline, Judgement
-from gpuwatch.canary_reading import UNITS, CanaryReading
+from gpuwatch.canaries import CANARIES
+from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.canary_text import shape_text
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.signals import HOST, Entity, Event
@@ -48,7 +49,7 @@ class CanaryLedger:
         self._note = note
         self.runs: Counter[tuple[Entity, str, str]] = Counter()
         self.skips: Counter[tuple[str, str]] = Counter(
-            {(canary, reason): 0 for canary in UNITS for reason in REASONS}
+            {(canary, reason): 0 for canary in CANARIES for reason in REASONS}
         )
         self._last_run: dict[tuple[Entity, str], tuple[float, set[str]]] = {}
         self._slow: set[tuple[Any, ...]] = set()  # courses whose regression was told
@@ -87,7 +88,7 @@ class CanaryLedger:
 
     def skipped(self, canary: str, gpu: int | None, reason: str) -> None:
         """Count a canary that did not run on a GPU, or (None) at all; `reason` of `REASONS`."""
-        if canary in UNITS:
+        if canary in CANARIES:
             self.skips[canary, reason if reason in REASONS else "other"] += 1
 
     def _count(self, reading: CanaryReading) -> None:

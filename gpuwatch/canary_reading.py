@@ -46,9 +46,10 @@ class CanaryReading:
     `value` is in the canary's unit (`UNITS`), the median of the run's repetitions, None without a
     result; `spread` is by how much the best of them was better, a share. `value_per_hertz` is it by
     the SM clock of the run, None where the clock is not known. `throttle_seconds` is how long
-    anything but the power limit held the clocks down in the run. `time` is unix seconds.
+    anything but the power limit held the clocks down in the run. `time` is unix seconds: when the
+    context on the GPU was made, and `seconds` how long it was until the run's process had ended.
     `environment` is what else the value depends on: driver, cuda, nccl, torch, vbios,
-    power_limit_watts, ecc, locked_clocks, algorithm. `model` is NVML's name of the GPU.
+    power_limit_watts, ecc, locked_clocks, algorithm, gpu_set. `model` is NVML's name of the GPU.
 
     `result`: "ok"; "wrong", it computed something else than it should; "failed", it could not be
     run to its end; "aborted", it was ended because somebody else needed the GPU. `detail` says in
@@ -70,6 +71,7 @@ class CanaryReading:
     power_watts: float | None = None
     temperature_celsius: float | None = None
     throttle_seconds: float | None = None
+    seconds: float | None = None
     model: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     detail: str = ""
@@ -128,6 +130,7 @@ class CanaryReading:
             power_watts=_number(data.get("power_watts")),
             temperature_celsius=_number(data.get("temperature_celsius")),
             throttle_seconds=_number(data.get("throttle_seconds")),
+            seconds=_positive(data.get("seconds")),
             model=_text(data.get("model")),
             environment=environment,
             detail=_text(data.get("detail")),

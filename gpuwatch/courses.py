@@ -16,14 +16,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from gpuwatch.baseline_table import Entry, Taken
+from gpuwatch.baseline_table import FAILED_KEPT, Entry, Taken
 from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.signals import Entity, valid
 
 SHOWN_SECONDS = 7 * 86_400.0
 COURSES = 300  # those with the newest readings
 READINGS = 100  # of each course: two days of every half hour
-FAILED = 20
 LATEST = 9e9  # unix seconds, in the year 2255: what is later is no time
 MEASURED = (
     "time",
@@ -34,6 +33,7 @@ MEASURED = (
     "power_watts",
     "temperature_celsius",
     "throttle_seconds",
+    "seconds",
     "detail",
 )
 STATES = ("learning", "normal", "suspect", "regression", "wrong", "failed")
@@ -73,7 +73,7 @@ class CourseLog:
         """Note a run without a result."""
         self.changes += 1
         of_canary = (reading.entity, reading.canary)
-        self.failed.setdefault(of_canary, deque(maxlen=FAILED)).append(reading)
+        self.failed.setdefault(of_canary, deque(maxlen=FAILED_KEPT)).append(reading)
 
     def put(self, entry: Entry, readings: Iterable[Taken]) -> None:
         """Have these in place of all that are here of their course in that environment."""

@@ -29,13 +29,17 @@ LATE_SECONDS = 2.0  # a look that takes longer hangs
 CLOSE_SECONDS = 0.5
 BLOCK_BYTES = 64 * 1024
 MEANS = ("clock_hertz", "power_watts", "temperature_celsius")
+APPLICATIONS = sum(1 << bit for bit, name in REASONS if name == "applications_clocks")
+UNLOCKED = 0.97  # of a GPU's highest clock: no setting holds it down
+STEP_HERTZ = 50e6  # of a locked clock that is seen: coarse, so that it is the same in each run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU that was looked at: what it is, and what a canary's speed depends on.
 
-    `fault` is why it does not answer, "" if it does; then the rest is known but for its number.
+    `clock_limit_hertz` is its highest SM clock, None if it does not tell. `fault` is why it does
+    not answer, "" if it does; then the rest is known but for its number.
     """
 
     number: int
@@ -44,12 +48,13 @@ class Gpu:
     name: str = ""
     numa: str = ""
     environment: Mapping[str, str]
+    clock_limit_hertz: float | None = None
     fault: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Gpu":
         """Rebuild what the child told."""
-        known = ("driver", "vbios", "power_limit_watts", "ecc")
+        known = ("driver", "vbios", "power_limit_watts", "ecc", "locked_clocks")
         return cls(
             number=int(data["gpu"]),
             bus_id=str(data["pci_bus_id"]),
@@ -57,6 +62,7 @@ class Gpu:
             name=str(data.get("name", "")),
             numa=str(data.get("numa", "")),
             environment={name: str(data[name]) for name in known if name in data},
+            clock_limit_hertz=data.get("clock_limit_hertz"),
             fault=str(data.get("fault", "")),
         )
 
@@ -181,10 +187,7 @@ class Looks:
         Beyond that, of which share of it each reason slowed the clocks, by name; the highest
         temperature and the least margin to slowing down; and how the PCIe link was at last.
         """
-        looks = self._seen[number]
-        first = bisect_left(looks, start_ns, key=itemgetter(0))
-        last = bisect_right(looks, end_ns, key=itemgetter(0))
-        seen = [one for _, one in looks[first:last]]
+        seen = self._seen_between(number, start_ns, end_ns)
         held = [one.throttled for one in seen if one.throttled is not None]
         reasons = [one.reasons for one in seen if one.reasons is not None]
         return {
@@ -200,6 +203,26 @@ class Looks:
             **{name: _mean(_known(seen, name)) for name in MEANS},
             "throttle_seconds": ((end_ns - start_ns) / SECOND_NS * fmean(held) if held else None),
         }
+
+    def locked_clock(self, number: int, start_ns: int, end_ns: int) -> str:
+        """Return the SM clock in MHz at which somebody's setting held a GPU in that time.
+
+        "" if none did, or the driver does not tell: it names the reason, not the setting.
+        """
+        seen = self._seen_between(number, start_ns, end_ns)
+        limited = [one for one in seen if one.reasons and one.reasons & APPLICATIONS]
+        clocks, highest = _known(limited, "clock_hertz"), self.gpus[number].clock_limit_hertz
+        if highest is None or not clocks or 2 * len(clocks) < len(seen):
+            return ""
+        if (clock := max(clocks)) > UNLOCKED * highest:
+            return ""
+        return f"{round(clock / STEP_HERTZ) * STEP_HERTZ / 1e6:g}"
+
+    def _seen_between(self, number: int, start_ns: int, end_ns: int) -> list[Seen]:
+        looks = self._seen[number]
+        first = bisect_left(looks, start_ns, key=itemgetter(0))
+        last = bisect_right(looks, end_ns, key=itemgetter(0))
+        return [one for _, one in looks[first:last]]
 
     def close(self) -> None:
         """Let the child end, once its call returns; one that hangs in a call is left behind."""

@@ -92,8 +92,24 @@ def _identity(gpu: Any) -> dict[str, Any]:
         "vbios": ask(lambda: pynvml.nvmlDeviceGetVbiosVersion(gpu)),
         "power_limit_watts": limit,
         "ecc": ecc,
+        "locked_clocks": _application_clocks(gpu),
+        "clock_limit_hertz": ask(
+            lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.CLOCK_SM) * 1e6
+        ),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _application_clocks(gpu: Any) -> str | None:
+    """Return memory and graphics clock in MHz as somebody set them, None while they are default.
+
+    What `nvidia-smi -lgc` locks cannot be read: NVML has no call for it. These calls are deprecated
+    and will be gone with CUDA 14 (NVML reference, deprecated list).
+    """
+    kinds = (pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_GRAPHICS)
+    now = ask(lambda: [pynvml.nvmlDeviceGetApplicationsClock(gpu, kind) for kind in kinds])
+    usual = ask(lambda: [pynvml.nvmlDeviceGetDefaultApplicationsClock(gpu, kind) for kind in kinds])
+    return None if now is None or usual is None or now == usual else "/".join(map(str, now))
 
 
 def first_look(gpu: Any) -> dict[str, Any]:

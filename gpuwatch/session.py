@@ -12,6 +12,7 @@ from gpuwatch import busy
 from gpuwatch.canaries import CANARIES, LOADS, Canary
 from gpuwatch.canary import LONGEST_SECONDS, Outcome, Run, Task
 from gpuwatch.canary_reading import UNITS, CanaryReading
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.expected import expected
 from gpuwatch.look import Gpu, Looks
 from gpuwatch.signals import HOST, Entity
@@ -174,10 +175,13 @@ class Session:
         self, canary: Canary, unit: Sequence[Gpu], task: Task, outcome: Outcome, now: float
     ) -> Iterator[Result]:
         alone = unit[0].number if len(unit) == 1 else None
+        if outcome.context_ns:
+            now = time.time() - (monotonic_ns() - outcome.context_ns) / SECOND_NS
+        when = {"time": now, "seconds": outcome.seconds}
         for told in outcome.readings:
             try:
                 seen = self._seen(unit, told)
-                reading = self._reading(canary, unit, told, seen, now)
+                reading = self._reading(canary, unit, {**told, **when}, seen)
             except (KeyError, TypeError, ValueError, IndexError):
                 outcome = Outcome(ended="failed", fault=NONE)
                 break
@@ -201,6 +205,7 @@ class Session:
                 result=outcome.ended,
                 size=task.size,
                 gpus=max(1, len(unit)),
+                seconds=outcome.seconds,
                 detail=outcome.fault,
             )
             yield Result(canary=canary.name, gpu=alone, reading=reading, detail=outcome.fault)
@@ -254,12 +259,11 @@ class Session:
         unit: Sequence[Gpu],
         told: Mapping[str, Any],
         seen: Mapping[int, Mapping[str, Any]],
-        now: float,
     ) -> CanaryReading:
-        """Complete what a child told by what was seen meanwhile."""
+        """Complete what a child told, and of which time, by what was seen meanwhile."""
         place = int(told["gpu"])
         environment = dict(told["environment"])
-        fields: dict[str, Any] = {**told, "canary": canary.name, "time": now, "entity": HOST}
+        fields: dict[str, Any] = {**told, "canary": canary.name, "entity": HOST}
         if unit:
             gpu = unit[max(0, place)]
             environment = {**gpu.environment, **environment}
@@ -267,6 +271,13 @@ class Session:
             if place >= 0:
                 fields["entity"] = Entity("gpu", gpu.uuid)
                 fields |= seen[gpu.number]
+                assert self._looks is not None
+                if locked := self._looks.locked_clock(
+                    gpu.number, int(told["start_ns"]), int(told["end_ns"])
+                ):
+                    environment.setdefault("locked_clocks", locked)
+            elif len(unit) > 1:  # what lies between these GPUs is not what lies between others
+                environment["gpu_set"] = ",".join(str(one.number) for one in unit)
             clock, value = fields.get("clock_hertz"), told.get("value")
             if clock and value and UNITS[canary.name] != "seconds":
                 fields["value_per_hertz"] = value / clock

@@ -99,6 +99,7 @@ CANARY_FIELDS = (
             ("throttle", "seconds"),
         )
     ),
+    Field("seconds", "float64", {"help": "Of its run, from its context to its end."}),
     *(Field(name, "text") for name in ("model", "settings", "detail")),
 )
 

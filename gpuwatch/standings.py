@@ -40,7 +40,8 @@ class Standings:
 
 
 def _courses(baseline: Baseline, gpus: Mapping[str, Entity], since: float) -> list[Course]:
-    standings = {(one.entity, one.shape): one for one in baseline.standings() if one.current}
+    current = [one for one in baseline.standings() if one.current]
+    standings = {(one.entity, one.shape): one for one in reversed(current)}  # the newest of each
     log = baseline.log
     failed = {key: list(runs) for key, runs in log.failed.items()}
     found = []

@@ -137,6 +137,25 @@ def test_what_is_not_alike_is_not_compared(changes):
     assert node.baseline.add(reading(share=0.7, time=node.now + 1)).kind == "suspect"
 
 
+def test_an_all_reduce_between_other_gpus_is_compared_with_its_own(path):
+    """Each set keeps its baseline and its regression, however many others run meanwhile."""
+    store = Store(path)
+    node = Canaries(store)
+    sets = [f"{number},{number + 1}" for number in range(7)]
+    for _ in range(30):
+        for gpus in sets:
+            node.run(1, "allreduce", gpus=("",), environment=other(gpu_set=gpus))
+            node.now -= PERIOD - 60
+    for _ in range(4):
+        node.run(1, "allreduce", share=0.8, environment=other(gpu_set="0,1"))
+        assert node.run(1, "allreduce", environment=other(gpu_set="3,4")).kind == "normal"
+    assert node.loss("allreduce", HOST) == pytest.approx(0.2, abs=0.01)
+    store.close()
+    again = Baseline(Store(path))
+    assert again.facts(GPUS, node.now) == node.facts()
+    assert sum(one.current for one in again.standings()) == len(sets) > EPOCHS_KEPT
+
+
 def test_a_part_of_the_environment_that_is_not_known_is_left_out():
     """An empty value and none are the same epoch."""
     node = Canaries()

@@ -119,6 +119,20 @@ def test_readings_of_idle_gpus(host, capsys):
     assert first["expected_ratio"] == pytest.approx(first["value"] / first["expected"])
 
 
+def test_clocks_that_somebody_set_are_a_part_of_the_environment(host, capsys):
+    """Application clocks as NVML has them; a lock of the GPU's clocks only by what it does."""
+    host.node.now("nvmlDeviceGetApplicationsClock:graphics", val=1_410, dev=0)
+    host.node.now("nvmlDeviceGetClockInfo:sm", val=1_515, dev=1)
+    for name in ("Throttle", "Event"):
+        host.node.now(f"nvmlDeviceGetCurrentClocks{name}Reasons", val=0x2, dev=1)
+    _, results = host.run(capsys, "matmul")
+    assert [one["environment"].get("locked_clocks") for one in results] == ["2619/1410", "1500"]
+    host.node.now("nvmlDeviceGetApplicationsClock", ret="NOT_SUPPORTED", dev=0)
+    host.node.now("nvmlDeviceGetClockInfo:sm", val=1_965, dev=1)  # as high as ever
+    _, results = host.run(capsys, "matmul")
+    assert ["locked_clocks" in one["environment"] for one in results] == [False, False]
+
+
 def test_a_table_for_people(host, capsys):
     """One GPU, chosen by number, in a line; another size is no measure of the card."""
     code = main(host.words("matmul", "--gpu", "1", "--size", "tiny"))
@@ -247,6 +261,7 @@ def test_what_is_done_together(host, capsys):
     code, (result,) = host.run(capsys, "allreduce")
     assert (code, result["gpu"], result["entity"]) == (0, None, ["host", ""])
     assert result["model"] == "NVIDIA H100 80GB HBM3"
+    assert result["environment"]["gpu_set"] == "0,1"
     code, (result,) = host.run(capsys, "allreduce", "--gpu", "1")
     assert (code, result["result"]) == (3, "skipped")
     assert "2 GPUs or more" in result["detail"]

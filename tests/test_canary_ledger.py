@@ -5,8 +5,9 @@ import time
 import pytest
 
 from gpuwatch.baseline import Baseline
+from gpuwatch.canaries import CANARIES
 from gpuwatch.canary_ledger import REASONS, CanaryLedger
-from gpuwatch.canary_reading import RESULTS, UNITS, CanaryReading
+from gpuwatch.canary_reading import RESULTS, CanaryReading
 from gpuwatch.session import Result
 from gpuwatch.signals import HOST, Entity
 from gpuwatch.store import Store
@@ -130,7 +131,7 @@ def test_skips_count_by_reason_and_all_reasons_are_there():
     """A reason that nobody declared is "other"; a canary that nobody knows is none."""
     node = Node()
     assert set(node.ledger.skips.values()) == {0}
-    assert len(node.ledger.skips) == len(UNITS) * len(REASONS)
+    assert len(node.ledger.skips) == len(CANARIES) * len(REASONS)
     node.ledger.skipped("matmul", 0, "busy")
     node.ledger.skipped("matmul", None, "full moon")
     node.ledger.skipped("juggling", 0, "busy")

@@ -1,7 +1,7 @@
 """Perfetto: one trace, as https://ui.perfetto.dev and its trace processor open it.
 
 A node is a track with one for each entity below it, and there a counter for each column in its
-unit, a slice for each time a bit was set, events, alerts and readings of canaries. A counter has a
+unit, a slice for each time a bit was set, events, alerts and runs of canaries. A counter has a
 point wherever it changes, and the last one before: between them it holds. A trace cannot say that a
 value is not known: the counter is NaN there, which is NULL in SQL and drawn as 0, and a slice
 beside it says so.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuwatch.clock import SECOND_NS
 from gpuwatch.extract import (
     ALERTS,
     CANARIES,
@@ -43,7 +44,8 @@ SHAPE = ("size", "dtype", "direction", "gpus")
 CANARY_NOTES = (
     *SHAPE,
     *("result", "judged", "value", "unit", "ratio", "baseline", "limit", "spread", "clock_hertz"),
-    *("power_watts", "temperature_celsius", "throttle_seconds", "detail", "time", "settings"),
+    *("power_watts", "temperature_celsius", "throttle_seconds", "seconds", "detail"),
+    *("time", "settings"),
 )
 PACKETS_KEPT = 20_000  # before they are compressed and written: some megabytes
 
@@ -245,15 +247,19 @@ class _Timeline:
             self._note(CANARIES, told)
 
     def _note(self, track: str, moment: Moment) -> None:
-        """Add an instant; what began before the trace is shown where that begins."""
+        """Add an instant, or a run as a slice; what is older is shown where the trace begins."""
         time_ns = moment.time_ns if self._extract.is_steady else moment.wall_ns
         if track == ALERTS:
             time_ns = min(max(time_ns, self._start_ns), self._end_ns)
         elif track == CANARIES:
+            end_ns = time_ns + round((moment.detail["seconds"] or 0.0) * SECOND_NS)
             time_ns = max(time_ns, self._start_ns)
-        entity = self._tracks.entity(moment.entity)
-        event = self._trace.event(INSTANT, self._tracks.below(entity, track, FIRST), time_ns)
+        below = self._tracks.below(self._tracks.entity(moment.entity), track, FIRST)
+        lasts = track == CANARIES and end_ns > time_ns
+        event = self._trace.event(BEGIN if lasts else INSTANT, below, time_ns)
         event.name = moment.name
+        if lasts:
+            self._trace.event(END, below, end_ns)
         for key, value in moment.detail.items():
             if value is not None and value != "":
                 note = event.debug_annotations.add()
