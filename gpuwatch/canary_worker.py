@@ -45,6 +45,10 @@ NOT_READY = (
         r"No space left on device|shared memory segment",
         "no room in /dev/shm: give the container more of it (--shm-size 1g)",
     ),
+    (
+        r"driver on your system is too old|no kernel image",
+        "torch is built for a newer driver or other GPUs: name another in [canary] python",
+    ),
     (r"busy or unavailable", "the GPU is in use, or in exclusive mode: try again later"),
 )
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree")

@@ -27,6 +27,8 @@ def run(worker: Worker) -> None:
     ]
     for dtype in dtypes(worker):
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+        if worker.on_gpu:  # torch keeps what the last dtype took, and sizes differ
+            torch.cuda.empty_cache()
         measured = worker.measure(multiplication(torch, dtype, *numbers))
         value = 2 * size**3 / measured.pop("seconds")
         worker.tell(size=size, dtype=dtype, value=value, **measured)
