@@ -17,12 +17,12 @@ from typing import Any
 
 from canary_bench import PASSED_ON, Bench, about, finished, read, result, workers
 
+from gpuwatch.busy import intruder
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary import NCCL, Run, members
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.gpu_readings import memory
 from gpuwatch.look import PERIOD_SECONDS, Looks
-from gpuwatch.session import disturbed
 
 LOG_LINE = re.compile(r"Algo|NCCL version|tuning", re.IGNORECASE)
 
@@ -150,7 +150,7 @@ def intruded(bench: Bench) -> dict[str, Any]:
             why = ""
             if looks is not None:
                 looks.poll()
-                why = disturbed(looks, list(looks.gpus.values()), run)
+                why = looks.fault or intruder(looks.newest(0), run.owns)
             elif "go" in times and now - times["go"] > 3e8:
                 why = "dry run"
             if why and "seen" not in times:
