@@ -3,6 +3,27 @@
 Those of phase "static" look at what is there; those of phase "load" try it out, and run after them.
 """
 
+from gpuwatch.checks.allreduce import Allreduce
+from gpuwatch.checks.integrity import Integrity
+from gpuwatch.checks.matmul import Matmul
+from gpuwatch.checks.memory import Memory
+from gpuwatch.checks.memory_patterns import MemoryPatterns
+from gpuwatch.checks.pcie import Pcie
+from gpuwatch.checks.rdma_loopback import RdmaLoopback
+from gpuwatch.checks.startup import Startup
+from gpuwatch.checks.storage import Storage
+from gpuwatch.checks.sustained import Sustained
 from gpuwatch.verify import Check
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (
+    Startup(),  # first: it brings torch into memory
+    Matmul(),
+    Memory(),
+    Pcie(),
+    Allreduce(),
+    Sustained(),
+    Integrity(),  # hot, right after the load
+    MemoryPatterns(),
+    Storage(),
+    RdmaLoopback(),
+)

@@ -73,6 +73,12 @@ class Verify:
         parser.add_argument(
             "--list", action="store_true", help="list the checks and how long each may take"
         )
+        parser.add_argument(
+            "--storage",
+            type=Path,
+            metavar="PATH",
+            help="the directory whose storage is measured (default: the state directory, or this)",
+        )
         parser.add_argument("--config", metavar="FILE", help="config file (default: none)")
         parser.add_argument(
             "--canary.python",

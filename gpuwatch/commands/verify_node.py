@@ -51,7 +51,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
         standings=_standings(state),
         host=host,
         python=config["canary"]["python"] or sys.executable,
-        scratch=state if state.is_dir() else Path.cwd(),
+        scratch=arguments.storage or (state if state.is_dir() else Path.cwd()),
         expected_gpus=config["gpus"]["expected"],
         deep=arguments.deep,
         forced=arguments.force and bool(why or in_use),

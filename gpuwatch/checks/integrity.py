@@ -1,0 +1,39 @@
+"""Whether each GPU computes what it should, and all together sum up what they should: every bit."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gpuwatch.appraisal import entity, usable, without_value
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.verify import Finding, Node
+
+
+class Integrity:
+    """Exact products on each GPU, exact sums over all of them."""
+
+    name = "integrity"
+    help = "whether products and sums over the GPUs are right, bit by bit"
+    phase: Literal["static", "load"] = "load"
+    deep_only = False
+    essential = True
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs."""
+        return 90.0 if deep else 14.0 + gpus / 2
+
+    def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
+        """Compute once: each result is compared ten times."""
+        with node.session() as session:
+            results = list(session.run(self.name))
+        yield from usable(results)
+        for one in results:
+            measure = "sums" if one.gpu is None else "products"
+            yield without_value(one) or Finding(
+                name=self.name,
+                entity=entity(one.gpu),
+                verdict="PASS",
+                measure=measure,
+                value="exact",
+                expectation="exact",
+                source="arithmetic",
+            )

@@ -1,0 +1,26 @@
+"""Whether each GPU multiplies matrices as fast as such a card should, in each dtype."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gpuwatch.appraisal import measured
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.verify import Finding, Node
+
+
+class Matmul:
+    """Matrix multiplication, by model, siblings and baseline."""
+
+    name = "matmul"
+    help = "operations per second of matrix multiplication, in each dtype"
+    phase: Literal["static", "load"] = "load"
+    deep_only = False
+    essential = True
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs."""
+        return 40.0 + 10 * gpus if deep else 16.0 + gpus
+
+    def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
+        """Try all GPUs at once: that is how they are used."""
+        yield from measured(node, self.name, at_once=len(node.gpus))

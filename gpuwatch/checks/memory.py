@@ -1,0 +1,26 @@
+"""Whether the memory of each GPU is as fast as that of such a card should be."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gpuwatch.appraisal import measured
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.verify import Finding, Node
+
+
+class Memory:
+    """A copy on the device, by model, siblings and baseline."""
+
+    name = "memory"
+    help = "bytes per second of the GPU's memory"
+    phase: Literal["static", "load"] = "load"
+    deep_only = False
+    essential = True
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs."""
+        return 40.0 + 8 * gpus if deep else 12.0 + gpus / 2
+
+    def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
+        """Try all GPUs at once: that is how they are used."""
+        yield from measured(node, self.name, at_once=len(node.gpus))

@@ -1,0 +1,43 @@
+"""Whether all free memory of each GPU keeps what is written there."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gpuwatch.appraisal import entity, without_value
+from gpuwatch.verify import Finding, Node
+
+SECONDS = 60.0
+
+
+class MemoryPatterns:
+    """Patterns that are written everywhere, and read again, for a minute."""
+
+    name = "memory_patterns"
+    help = "whether all free memory keeps patterns that are written to it"
+    phase: Literal["static", "load"] = "load"
+    deep_only = True
+    essential = False
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs."""
+        return SECONDS + 60.0
+
+    def run(self, node: Node) -> Iterator[Finding]:
+        """Try all GPUs at once."""
+        with node.session() as session:
+            results = list(session.run("patterns", at_once=len(node.gpus), seconds=SECONDS))
+        for one in results:
+            if finding := without_value(one):
+                yield Finding(**{**finding.to_json(), "name": self.name})
+                continue
+            told = one.told or {}
+            tested = float(told.get("memory_bytes") or 0.0)
+            yield Finding(
+                name=self.name,
+                entity=entity(one.gpu),
+                verdict="PASS",
+                measure=f"{told.get('patterns', 0)} patterns",
+                value=tested,
+                unit="bytes",
+                source="what was written",
+            )

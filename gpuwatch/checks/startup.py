@@ -1,0 +1,77 @@
+"""Whether a context on each GPU is there as soon as it should be."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gpuwatch.appraisal import entity, usable, without_value
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.session import Result
+from gpuwatch.verify import Finding, Node
+
+LONG_SECONDS = 5.0  # an H200 takes 0.6 s; a driver that must be loaded first some seconds
+THUMB_SECONDS = 0.2  # off the baseline
+
+
+class Startup:
+    """The time from no context until a first kernel has run."""
+
+    name = "startup"
+    help = "seconds until a first kernel has run"
+    phase: Literal["static", "load"] = "load"
+    deep_only = False
+    essential = False
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs; torch is read from disk for once."""
+        return 60.0 + 8 * gpus if deep else 8.0 + 2 * gpus
+
+    def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
+        """Try one GPU after the other, or two at once if there is no time."""
+        with node.session() as session:
+            results = list(session.run(self.name, at_once=1 if node.deep else 2))
+        yield from usable(results)
+        for one in results:
+            if finding := without_value(one):
+                yield finding
+            elif one.reading is not None and one.reading.value is not None:
+                yield _long(one, one.reading.value)
+                yield from _by_thumb(node, one, one.reading.value)
+
+
+def _long(one: Result, seconds: float) -> Finding:
+    late = seconds > LONG_SECONDS
+    return Finding(
+        name="startup",
+        entity=entity(one.gpu),
+        verdict="WARN" if late else "PASS",
+        value=seconds,
+        unit="seconds",
+        expectation=LONG_SECONDS,
+        source="ten times what is usual",
+        reason="a context takes long: the driver is loaded anew each time, or busy" if late else "",
+        cause="driver" if late else "",
+        next_step="switch persistence on: nvidia-smi -pm 1, or nvidia-persistenced" if late else "",
+    )
+
+
+def _by_thumb(node: Node, one: Result, seconds: float) -> Iterator[Finding]:
+    for standing in node.standings:
+        reading = one.reading
+        same = reading and standing.entity == reading.entity and standing.shape == reading.shape
+        if not same or not standing.current or not standing.baseline:
+            continue
+        late = seconds > standing.baseline + THUMB_SECONDS
+        yield Finding(
+            name="startup",
+            entity=entity(one.gpu),
+            verdict="WARN" if late else "PASS",
+            measure="context",
+            value=seconds,
+            unit="seconds",
+            expectation=standing.baseline + THUMB_SECONDS,
+            source="rule of thumb: within 0.2 s of its baseline",
+            reason="a context takes longer than it did" if late else "",
+            cause="driver" if late else "",
+            next_step="compare driver versions and the load of the processors" if late else "",
+            thumb=True,
+        )

@@ -1,0 +1,254 @@
+"""Whether the GPUs hold out under load: all of them multiply matrices at once, without a pause.
+
+A card that is badly cooled or fed is fast for some seconds. So what it does at last counts, and
+what its temperature, power and clocks were on the way.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Literal
+
+from gpuwatch.appraisal import appraised, entity, without_value
+from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.session import Result
+from gpuwatch.slowness import BRAKE, HEAT, throttled
+from gpuwatch.verify import Facts, Finding, Node, Verdict
+
+QUICK_SECONDS, DEEP_SECONDS = 10.0, 330.0
+END_SECONDS = 60.0  # the first and the last of a long run are compared, thirds of a short one
+USUAL = 0.92  # of what a burst gives: an H100 SXM's 730 of 794 TFLOPS, by gpu-fryer
+DROP_WARN, DROP_FAIL = 0.05, 0.10
+HEAT_SHARE, BRAKE_SHARE = 0.10, 0.05  # of the time: worse than a warning
+SHARE = 0.01
+MARGIN_CELSIUS = 2.0  # to where the GPU slows down
+APART_CELSIUS = 15.0  # above the median of the siblings
+THUMB_CELSIUS, THUMB_SECONDS = 80.0, 300.0
+AIR = "look at fans, filters, airflow and heat sink, and at what stands beside it"
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What came of one GPU, slice after slice."""
+
+    gpu: int
+    results: Sequence[Result]
+
+    @property
+    def seconds(self) -> float:
+        """How long it went on."""
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> list[float]:
+        """How long each slice was."""
+        told = [one.told or {} for one in self.results]
+        return [(one["end_ns"] - one["start_ns"]) / SECOND_NS for one in told]
+
+    def ends(self) -> tuple[float, float]:
+        """Return the mean value of the beginning, and of the end."""
+        values = [one.reading.value for one in self.results if one.reading and one.reading.value]
+        part = min(END_SECONDS, self.seconds / 3) / self.seconds
+        count = max(1, round(part * len(values)))
+        return fmean(values[:count]), fmean(values[-count:])
+
+    def values(self, name: str) -> list[float]:
+        """Return what was seen in the slices, where it is known."""
+        found = (one.seen.get(self.gpu, {}).get(name) for one in self.results)
+        return [value for value in found if value is not None]
+
+    def shares(self) -> Mapping[str, float]:
+        """Return for which share of the time each reason held the clocks down."""
+        names = {name for shares in self.values("reasons") for name in shares}  # type: ignore[attr-defined]
+        return {
+            name: sum(
+                one.seen[self.gpu]["reasons"].get(name, 0.0) * length
+                for one, length in zip(self.results, self.lengths, strict=True)
+                if self.gpu in one.seen
+            )
+            / self.seconds
+            for name in names
+        }
+
+    def as_one(self) -> Result:
+        """Return the end of it as if it were a run of the canary `matmul`."""
+        last = self.results[-1]
+        reading = last.reading
+        assert reading is not None
+        value = self.ends()[1]
+        clock = reading.clock_hertz
+        return replace(
+            last,
+            canary="matmul",
+            reading=replace(
+                reading,
+                canary="matmul",
+                value=value,
+                value_per_hertz=value / clock if clock else None,
+            ),
+            seen={self.gpu: {**last.seen.get(self.gpu, {}), "reasons": self.shares()}},
+        )
+
+
+class Sustained:
+    """Matrix multiplication on all GPUs at once, for ten seconds or for minutes."""
+
+    name = "sustained"
+    help = "speed, heat, power and clocks with all GPUs under load, for minutes if there is time"
+    phase: Literal["static", "load"] = "load"
+    deep_only = False
+    essential = False
+
+    def bound_seconds(self, gpus: int, deep: bool) -> float:
+        """Return how long it may take, with so many GPUs."""
+        return DEEP_SECONDS + 60.0 if deep else QUICK_SECONDS + 6.0 + gpus
+
+    def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
+        """Load all of them, and judge speed, steadiness, heat and what held the clocks down."""
+        seconds = DEEP_SECONDS if node.deep else QUICK_SECONDS
+        with node.session() as session:
+            results = list(session.run(self.name, at_once=len(node.gpus), seconds=seconds))
+        courses: dict[int, list[Result]] = {}
+        for one in results:
+            if finding := without_value(one):
+                yield finding
+            elif one.gpu is not None:
+                courses.setdefault(one.gpu, []).append(one)
+        yield from judged(node, [Course(gpu, slices) for gpu, slices in courses.items()])
+
+
+def judged(node: Node, courses: Sequence[Course]) -> Iterator[Finding]:
+    """Yield what is to be said of GPUs that were loaded at once."""
+    alone = replace(node, standings=())  # a baseline is of bursts
+    for finding in appraised(alone, [course.as_one() for course in courses], USUAL):
+        yield replace(finding, name="sustained")
+    facts = {gpu["gpu"]: gpu for gpu in node.gpus}
+    hottest = {
+        course.gpu: max(heat) for course in courses if (heat := course.values("hottest_celsius"))
+    }
+    for course in courses:
+        about = facts.get(course.gpu, {})
+        yield _steadiness(course, about)
+        yield from _heat(course, about, hottest)
+        yield _throttling(course, about)
+        if node.deep:
+            yield from _by_thumb(course)
+
+
+def _steadiness(course: Course, about: Facts) -> Finding:
+    first, last = course.ends()
+    drop = 1 - last / first
+    verdict: Verdict = "FAIL" if drop > DROP_FAIL else "WARN" if drop > DROP_WARN else "PASS"
+    finding = Finding(
+        name="sustained",
+        entity=entity(course.gpu),
+        verdict=verdict,
+        measure="end by beginning",
+        value=last / first,
+        unit="ratio",
+        expectation=1 - DROP_WARN,
+        source="a card that is well cooled and fed",
+    )
+    if verdict == "PASS":
+        return finding
+    why = throttled({"reasons": course.shares()}, about)
+    return replace(
+        finding,
+        reason=f"{drop:.1%} slower after {course.seconds:.0f} s of load"
+        + (f": {why.text}" if why else ""),
+        cause=why.cause if why else "clock",
+        next_step=why.next_step if why else f"{AIR}; look at its power limit",
+    )
+
+
+def _heat(course: Course, about: Facts, hottest: Mapping[int, float]) -> Iterator[Finding]:
+    if course.gpu not in hottest:
+        return
+    celsius = hottest[course.gpu]
+    others = [value for gpu, value in hottest.items() if gpu != course.gpu]
+    margins: list[float] = course.values("margin_celsius")
+    slowdown = (about.get("temperature") or {}).get("slowdown_celsius")
+    margin = min(margins) if margins else slowdown - celsius if slowdown else None
+    apart = celsius - median(others) if others else 0.0
+    reason = ""
+    if margin is not None and margin <= MARGIN_CELSIUS:
+        reason = f"{margin:.0f} C from where it slows down"
+    elif apart > APART_CELSIUS:
+        reason = f"{apart:.0f} C hotter than its siblings"
+    yield Finding(
+        name="sustained",
+        entity=entity(course.gpu),
+        verdict="WARN" if reason else "PASS",
+        measure="temperature",
+        value=celsius,
+        unit="celsius",
+        expectation=celsius + margin - MARGIN_CELSIUS if margin is not None else None,
+        source="where it slows down" if margin is not None else "",
+        reason=reason,
+        cause="heat" if reason else "",
+        next_step=AIR if reason else "",
+    )
+
+
+def _throttling(course: Course, about: Facts) -> Finding:
+    shares = course.shares()
+    heat = max((shares.get(name, 0.0) for name in HEAT), default=0.0)
+    brake = max((shares.get(name, 0.0) for name in BRAKE), default=0.0)
+    finding = Finding(
+        name="sustained",
+        entity=entity(course.gpu),
+        verdict="PASS",
+        measure="held back",
+        value=max(heat, brake),
+        unit="ratio",
+        expectation=SHARE,
+        source="a card that is well cooled and fed",
+    )
+    if not course.values("reasons"):
+        return replace(
+            finding,
+            verdict="UNKNOWN",
+            value=None,
+            reason="the driver does not tell what holds the clocks down",
+            cause="driver",
+            next_step="look at nvidia-smi -q -d PERFORMANCE under load",
+        )
+    why = throttled({"reasons": shares}, about)
+    if why is None or max(heat, brake) <= SHARE:
+        return finding
+    bad = heat > HEAT_SHARE or brake > BRAKE_SHARE
+    return replace(
+        finding,
+        verdict="FAIL" if bad else "WARN",
+        reason=why.text,
+        cause=why.cause,
+        next_step=why.next_step,
+    )
+
+
+def _by_thumb(course: Course) -> Iterator[Finding]:
+    """Yield for how long it was hotter than the trade likes."""
+    heat = course.values("temperature_celsius")
+    if len(heat) != len(course.results):
+        return
+    hot = sum(
+        length
+        for length, celsius in zip(course.lengths, heat, strict=True)
+        if celsius > THUMB_CELSIUS
+    )
+    late = hot >= THUMB_SECONDS
+    yield Finding(
+        name="sustained",
+        entity=entity(course.gpu),
+        verdict="WARN" if late else "PASS",
+        measure="above 80 C",
+        value=hot,
+        unit="seconds",
+        expectation=THUMB_SECONDS,
+        source="rule of thumb: not for five minutes",
+        reason=f"above {THUMB_CELSIUS:.0f} C for {hot:.0f} s" if late else "",
+        cause="heat" if late else "",
+        next_step=AIR if late else "",
+        thumb=True,
+    )

@@ -1,0 +1,234 @@
+"""Slowness: what made a canary slow, by what was seen of its GPU meanwhile.
+
+A card is slow because its clocks are held down (heat, power, a setting), or at its full clock: then
+the work per clock is less than that of its siblings. A copy is slow because its link is.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from gpuwatch.session import Result
+from gpuwatch.verify import Cause, Node
+
+HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown")
+BRAKE = ("hw_power_brake", "hw_slowdown")
+SET = ("applications_clocks", "sync_boost", "display_clocks")
+SHARE = 0.01  # of the time: less is an edge
+MOST = 0.5  # of the time
+LOW = 0.97  # of the siblings' clock, or work per clock
+FULL_CLOCK = 0.9  # of the highest
+SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
+
+
+class Why(NamedTuple):
+    """A cause, what shows it, and what to do."""
+
+    cause: Cause
+    text: str
+    next_step: str
+
+
+def why_slow(node: Node, one: Result, others: Sequence[Result]) -> Why:
+    """Return what made a result slow; `others` are those of its siblings."""
+    if one.canary == "allreduce":
+        return _between(node, one)
+    number = next(iter(one.seen), None)
+    seen = one.seen.get(number, {}) if number is not None else {}
+    about = next((gpu for gpu in node.gpus if gpu["gpu"] == number), {})
+    if one.canary == "pcie":
+        return _link(seen, about)
+    return throttled(seen, about) or _clock(one, others, seen, about)
+
+
+def throttled(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why | None:
+    """Return what held the clocks down of heat, power or settings; None if nothing of it did.
+
+    The power limit is none of them: under a full load it holds a healthy card.
+    """
+    shares = seen.get("reasons") or {}
+    shown = _shown(seen, about)
+    held: Sequence[tuple[Sequence[str], Cause, str, str]] = (
+        (
+            HEAT,
+            "heat",
+            "heat holds its clocks down",
+            "look at fans, filters, airflow and heat sink",
+        ),
+        (
+            BRAKE,
+            "power",
+            "the power brake holds its clocks down",
+            "look at power supplies, their cables and the limit of the rack",
+        ),
+    )
+    for names, cause, what, step in held:
+        share = max(shares.get(name, 0.0) for name in names)
+        if share > SHARE:
+            return Why(cause, f"{what} {share:.0%} of the time{shown}", step)
+    share = max(shares.get(name, 0.0) for name in SET)
+    if share > MOST:
+        return Why(
+            "clock",
+            f"its clocks are set lower{shown}",
+            "reset them: nvidia-smi -rgc, nvidia-smi -rac",
+        )
+    return None
+
+
+def _clock(
+    one: Result, others: Sequence[Result], seen: Mapping[str, Any], about: Mapping[str, Any]
+) -> Why:
+    reading = one.reading
+    assert reading is not None
+    clock, per_hertz = reading.clock_hertz, reading.value_per_hertz
+    if clock is None:
+        return Why("", "its clock is not known", "run it again, and look at nvidia-smi -q -d CLOCK")
+    slow: Cause = "memory" if one.canary == "memory" else "kernel"
+    step = {
+        "memory": "look at ECC errors and remapped rows, reset the GPU; if it stays, replace it",
+        "kernel": "look who else is on it and at ECC errors, reset the GPU, compare versions of"
+        " torch and cuBLAS",
+    }[slow]
+    shown = _shown(seen, about)
+    clocks = [other.reading.clock_hertz for other in others if other.reading]
+    rates = [other.reading.value_per_hertz for other in others if other.reading]
+    usual, usual_rate = _median(clocks), _median(rates)
+    if usual and usual_rate and per_hertz:
+        by_clock, by_rate = 1 - clock / usual, 1 - per_hertz / usual_rate
+        low = by_clock > by_rate and clock < LOW * usual
+    else:
+        limit = _of(about, "clocks", "sm", "limit_hertz")
+        capped = (seen.get("reasons") or {}).get("sw_power_cap", 0.0) > MOST
+        low = limit is not None and clock < FULL_CLOCK * limit and not capped
+    if low:
+        beside = f", that of its siblings is {usual / 1e6:.0f} MHz" if usual else ""
+        return Why(
+            "clock",
+            f"its clock is low{beside}{shown}",
+            "compare power limit, temperature and clock settings with nvidia-smi -q",
+        )
+    return Why(slow, f"slow at its full clock{shown}", step)
+
+
+def _shown(seen: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """Return clock, power and heat as people write them."""
+    parts = []
+    if clock := seen.get("clock_hertz"):
+        limit = _of(about, "clocks", "sm", "limit_hertz")
+        parts.append(f"{clock / 1e6:.0f} MHz" + (f" of {limit / 1e6:.0f}" if limit else ""))
+    if watts := seen.get("power_watts"):
+        limit = _of(about, "power", "enforced_watts")
+        parts.append(f"{watts:.0f} W" + (f" of {limit:.0f}" if limit else ""))
+    if celsius := seen.get("hottest_celsius"):
+        parts.append(f"{celsius:.0f} C")
+    if share := (seen.get("reasons") or {}).get("sw_power_cap"):
+        parts.append(f"power limit {share:.0%} of the time")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+class Link(NamedTuple):
+    """A PCIe link as it is under load, and as it could be; None where not known."""
+
+    generation: int | None
+    lanes: int | None
+    generation_limit: int | None
+    lanes_limit: int | None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it has fewer lanes than it could."""
+        return bool(self.lanes and self.lanes_limit and self.lanes < self.lanes_limit)
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is of an older generation than it could be."""
+        return bool(
+            self.generation and self.generation_limit and self.generation < self.generation_limit
+        )
+
+    @property
+    def less(self) -> bool:
+        """Whether it is either."""
+        return self.narrow or self.slow
+
+    def written(self) -> str:
+        """Return it as people write it."""
+        return f"Gen{self.generation or '?'} x{self.lanes or '?'}"
+
+    def limit_written(self) -> str:
+        """Return how it could be."""
+        return f"Gen{self.generation_limit or '?'} x{self.lanes_limit or '?'}"
+
+
+def link_of(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Link:
+    """Return a GPU's link while it was copied over."""
+    return Link(
+        seen.get("pcie_generation"),
+        seen.get("pcie_lanes"),
+        _of(about, "pcie", "generation_limit"),
+        _of(about, "pcie", "lanes_limit"),
+    )
+
+
+RESEAT = "reseat the card or its riser, look at the slot's settings in the BIOS and at AER errors"
+
+
+def _link(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why:
+    link = link_of(seen, about)
+    if link.less:
+        text = f"its link is {link.written()} under load, and could be {link.limit_written()}"
+        return Why("link", text, RESEAT)
+    return Why(
+        "host",
+        f"its link is as it should be, {link.written()}",
+        "look at what else copies, at NUMA settings, IOMMU and ACS, and at the host's memory",
+    )
+
+
+def _between(node: Node, one: Result) -> Why:
+    """Return what slows a collective."""
+    chosen = [f"{name}={os.environ[name]}" for name in SWITCHES if os.environ.get(name)]
+    told = one.told or {}
+    transports = [str(name) for name in told.get("transports") or ()]
+    joined = f"NCCL joins the GPUs by {', '.join(transports)}" if transports else ""
+    if chosen:
+        names = " ".join(f"-u {one.partition('=')[0]}" for one in chosen)
+        text = f"{', '.join(chosen)} in the environment" + (f": {joined}" if joined else "")
+        return Why("host", text, f"take it out and run it again: env {names} gpuwatch verify")
+    for number, seen in one.seen.items():
+        about = next((gpu for gpu in node.gpus if gpu["gpu"] == number), {})
+        if held := throttled(seen, about):
+            return held._replace(text=f"GPU {number}: {held.text}")
+    if transports and "P2P" not in transports:
+        step = (
+            "look at NVLinks and the fabric manager, and at IOMMU and ACS; in a container at"
+            " /dev/shm and its devices: nvidia-smi topo -p2p r"
+        )
+        return Why("link", f"{joined}, not from one to the other", step)
+    down = {
+        gpu["gpu"]: sum(not link.get("up") for link in gpu.get("nvlinks") or ())
+        for gpu in node.gpus
+    }
+    if any(down.values()):
+        which = ", ".join(f"{count} of GPU {number}" for number, count in down.items() if count)
+        return Why("link", f"NVLinks are down: {which}", "nvidia-smi nvlink -s; reset the GPUs")
+    return Why(
+        "link",
+        joined,
+        "look at NVLink errors, nvidia-smi topo -m and the log of the fabric manager",
+    )
+
+
+def _of(about: Mapping[str, Any], *path: str) -> Any:
+    """Return what the driver tells of a GPU, None where it does not."""
+    found: Any = about
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value]
+    return median(known) if known else None
