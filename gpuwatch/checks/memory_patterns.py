@@ -20,7 +20,7 @@ class MemoryPatterns:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return SECONDS + 60.0
+        return SECONDS + 50.0
 
     def run(self, node: Node) -> Iterator[Finding]:
         """Try all GPUs at once."""

@@ -26,7 +26,7 @@ class Pcie:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 40.0 + 16 * gpus if deep else 10.0 + 2.25 * gpus
+        return 20.0 + 10 * gpus if deep else 10.0 + 2.25 * gpus
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try GPUs alone, or two at once that are far from each other."""
