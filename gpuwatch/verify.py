@@ -79,6 +79,8 @@ class Node:
     else. `pairs` are what the driver says of two GPUs. `busy` says by number why a GPU is not idle.
     `standings` are the baselines of this host. `numbers` are those of its GPUs by PCI address.
 
+    `expected_gpus` (0 is not known) and `expected_model` are what the user says should be here.
+
     `deep`: there is time. `forced`: somebody else may be on the GPUs, and figures are no measure.
     `scratch` is the directory that storage is measured in.
     """
@@ -96,6 +98,7 @@ class Node:
     python: str = ""
     scratch: Path = Path()
     expected_gpus: int = 0
+    expected_model: str = ""
     deep: bool = False
     forced: bool = False
 

@@ -63,11 +63,11 @@ def _notes(report: Report) -> Iterator[str]:
 
 
 def _facts(report: Report) -> Iterator[str]:
-    memory = amount(report.host.get("memory_bytes"), "bytes")
-    for name, value in ({**report.host, "memory_bytes": memory} | report.versions).items():
+    for name, value in {**report.host, **report.versions}.items():
         if value is not None:
-            shown = escape(name.removesuffix("_bytes").replace("_", " "))
-            yield f"<dt>{shown}</dt><dd>{escape(str(value))}</dd>"
+            shown = amount(value, "bytes") if name.endswith("_bytes") else str(value)
+            what = name.removesuffix("_bytes").replace("_", " ")
+            yield f"<dt>{escape(what)}</dt><dd>{escape(shown)}</dd>"
 
 
 GPU = ("name", "pci_bus_id", "uuid", "serial", "vbios", "fault")

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuwatch import checks
 from gpuwatch.commands.run import config_request
-from gpuwatch.commands.verify_node import gathered, refusals
+from gpuwatch.commands.verify_node import expectation, gathered, refusals
 from gpuwatch.commands.verify_progress import Progress
 from gpuwatch.commands.verify_save import save
 from gpuwatch.errors import PASS, ConfigError
@@ -42,6 +42,12 @@ class Verify:
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument("--quick", action="store_true", help="at most 3 minutes (default)")
         mode.add_argument("--deep", action="store_true", help="at most 20 minutes")
+        parser.add_argument(
+            "--expect",
+            type=expectation,
+            metavar="GPUS",
+            help="what should be here: 8, A100, 8xA100 (default: what the bus shows)",
+        )
         parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it")
         parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
         parser.add_argument(

@@ -1,7 +1,8 @@
 """What `gpuwatch verify` verifies: the node, or why there is nothing to verify or nobody may."""
 
+import re
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
         if number not in facts.here:
             known = ", ".join(map(str, facts.here))
             raise ConfigError(f"--gpu {number}: no such GPU: here are {known}")
+    count, model = arguments.expect or (0, "")
     in_use = _busy(facts, host, procfs)
     node = Node(
         sysfs=sysfs,
@@ -52,11 +54,20 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
         host=host,
         python=config["canary"]["python"] or sys.executable,
         scratch=arguments.storage or (state if state.is_dir() else Path.cwd()),
-        expected_gpus=config["gpus"]["expected"],
+        expected_gpus=count or config["gpus"]["expected"],
+        expected_model=model,
         deep=arguments.deep,
         forced=arguments.force and bool(why or in_use),
     )
     return node, findings
+
+
+def expectation(text: str) -> tuple[int, str]:
+    """Return how many GPUs of which model should be here; an argparse type."""
+    written = re.fullmatch(r"(?:([1-9]\d{0,2})(?:x|$))?\s*(\S.*)?", text.strip(), re.IGNORECASE)
+    if not written or not text.strip():
+        raise ArgumentTypeError(f"{text!r}: write 8, A100 or 8xA100")
+    return int(written[1] or 0), written[2] or ""
 
 
 def refusals(node: Node) -> list[Finding]:
