@@ -48,7 +48,7 @@ class Scripted:
             case "leave":
                 os._exit(0)
             case "print":
-                print("noise", flush=True)
+                os.write(1, b"noise")
                 os.write(2, b"noise")
             case "nonsense":
                 yield Finding(name=self.name, entity="host", verdict="GOOD")
