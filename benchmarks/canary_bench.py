@@ -101,6 +101,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.cpu: bool = options.cpu
         self.output: Path = options.output
+        self.errors = (self.output / "errors.log").open("a+")
         self.end = time.monotonic() + options.seconds
         self.handles: list[Any] = []
         if not self.cpu:
@@ -153,7 +154,9 @@ class Bench:
 
     def _start(self, words: list[str], **how: Any) -> subprocess.Popen[str]:
         command = [sys.executable, *words]
-        self.started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how))
+        self.started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True, **how)
+        )
         return self.started[-1]
 
     def end_children(self) -> None:
@@ -164,7 +167,16 @@ class Bench:
         self.started.clear()
 
     def asked(self, part: str, **told: Any) -> Any:
-        return result(self.child(part, told))
+        return self.result(self.child(part, told))
+
+    def result(self, child: subprocess.Popen[str]) -> Any:
+        """Return what a child tells at its end; RuntimeError, with its last words, if nothing."""
+        text, _ = child.communicate()
+        if child.returncode or not text.strip():
+            self.errors.seek(0)
+            words = self.errors.read()[-2000:]
+            raise RuntimeError(f"a child ended with status {child.returncode}: {words}")
+        return json.loads(text.strip().splitlines()[-1])
 
     def task(self, name: str, gpus: list[str], **more: Any) -> Task:
         processes = 2 if CANARIES[name].together else 1
@@ -180,11 +192,6 @@ class Bench:
             )
             host = Host(host_pids=self.host_pids)
             yield Session(sys.executable, self.size, looks, host=host, force=self.force)
-
-
-def result(child: subprocess.Popen[str]) -> Any:
-    text, _ = child.communicate()
-    return json.loads(text.strip().splitlines()[-1])
 
 
 def finished(run: Run) -> Any:

@@ -23,6 +23,7 @@ from canary_bench import PASSED_ON, Bench
 from canary_parts import (
     allreduce,
     commands,
+    flips,
     integrity,
     intruded,
     killed,
@@ -39,7 +40,8 @@ PARTS: dict[str, tuple[Callable[[Bench], dict[str, Any]], float]] = {
     "allreduce": (allreduce, 25),
     "intruded": (intruded, 12),
     "killed": (killed, 25),
-    "integrity": (integrity, 20),
+    "integrity": (integrity, 14),
+    "flips": (flips, 8),
     "spread": (spread, 25),
     "reference": (reference, 15),
     "looks": (looks, 13),
@@ -113,7 +115,7 @@ def main() -> int:
         print(f"{name} ...", flush=True)
         found[name] = tried(bench, name)
         (options.output / "results.json").write_text(json.dumps(found, indent=1))
-        hidden = ("raw", "log", "values", "checks")
+        hidden = ("raw", "log", "values", "checks", "traceback")
         shown({key: one for key, one in found[name].items() if key not in hidden})
         sys.stdout.flush()
     print()

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from canary_bench import PASSED_ON, Bench, about, finished, read, result, workers
+from canary_bench import PASSED_ON, Bench, about, finished, read, workers
 
 from gpuwatch.busy import intruder
 from gpuwatch.canaries import CANARIES
@@ -47,7 +47,10 @@ def commands(bench: Bench) -> dict[str, Any]:
     results = json.loads(text[0])
     rows = [
         {name: one.get(name) for name in ("canary", "gpu", "dtype", "direction", "result")}
-        | {name: one.get(name) for name in ("value", "spread", "expected_ratio", "detail")}
+        | {
+            name: one.get(name)
+            for name in ("value", "spread", "expected_ratio", "seconds", "detail")
+        }
         for one in results
     ]
     most = [peak - idle for peak, idle in zip(sampler.most, before, strict=True)]
@@ -59,6 +62,7 @@ def commands(bench: Bench) -> dict[str, Any]:
         "settle_seconds": settled,
         "used_when_idle_bytes": before,
         "most_bytes": most,
+        "sampler_fault": sampler.fault,
         "listed": {
             pid: {
                 **sampler.who[pid],
@@ -101,7 +105,7 @@ def allreduce(bench: Bench) -> dict[str, Any]:
             bench.child("allreduce", {**shared, "gpu": rank}, env={**os.environ, **quiet})
             for rank in range(bench.ranks)
         ]
-        rates = [result(rank)["rate"] for rank in ranks]
+        rates = [bench.result(rank)["rate"] for rank in ranks]
         theirs.append(statistics.fmean(rates) * 2 * (bench.ranks - 1) / bench.ranks)
         bench.settle()
     ratio = statistics.fmean(mine) / statistics.fmean(theirs)
@@ -160,7 +164,7 @@ def intruded(bench: Bench) -> dict[str, Any]:
         times["ended"] = monotonic_ns()
         if "go" not in times:
             raise RuntimeError(f"ended before the job came: {outcome.ended}: {outcome.fault}")
-        told = result(job)
+        told = bench.result(job)
     steps = told["steps"]
     listed = sampler.first.get(job.pid, times["go"])
     usual = statistics.median(end - begin for begin, end in steps[len(steps) // 2 :])
@@ -246,26 +250,27 @@ def killed(bench: Bench) -> dict[str, Any]:
 
 
 def integrity(bench: Bench) -> dict[str, Any]:
-    """Check products and sums many times, and whether bits that were flipped are found."""
+    """Check products and sums many times."""
     rows = []
     with bench.session() as session:
         for _ in range(2):
             rows += [[one.gpu, one.result, one.detail] for one in session.run("integrity")]
-    flips = {name: [one["result"], one.get("detail")] for name, one in flips_of(bench).items()}
+    return {"runs": rows, "checks": {"right": bool(rows) and all(row[1] == "ok" for row in rows)}}
+
+
+def flips(bench: Bench) -> dict[str, Any]:
+    """Check whether bits that were flipped in a product are found."""
+    bench.settle()
+    told = bench.asked("flipped")
+    found = {name: [one["result"], one.get("detail")] for name, one in told.items()}
+    wrong = [one[0] == "wrong" for name, one in found.items() if name != "none"]
     return {
-        "runs": rows,
-        "flips": flips,
+        "flips": found,
         "checks": {
-            "right every time": all(row[1] == "ok" for row in rows),
-            "right without a flip": flips.pop("none")[0] == "ok",
-            "every flip found": all(one[0] == "wrong" for one in flips.values()),
+            "right without a flip": found["none"][0] == "ok",
+            "every flip found": all(wrong),
         },
     }
-
-
-def flips_of(bench: Bench) -> Any:
-    bench.settle()
-    return bench.asked("flipped")
 
 
 def cost(looking: Looks) -> dict[str, float]:
@@ -348,7 +353,7 @@ def spread(bench: Bench) -> dict[str, Any]:
         bench.child("readings", {"gpu": rank, "count": 30, "seconds": seconds})
         for rank in range(1 if bench.cpu else bench.ranks)
     ]
-    found = {f"GPU {rank}": result(one) for rank, one in enumerate(children)}
+    found = {f"GPU {rank}": bench.result(one) for rank, one in enumerate(children)}
     reduced: list[float] = []
     end = min(bench.end - 60, time.monotonic() + 25)
     while bench.ranks > 1 and len(reduced) < 10 and time.monotonic() < end:
