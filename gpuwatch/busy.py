@@ -21,7 +21,7 @@ class Seen:
 
     `processes` are those of all lists: compute, graphics and MPS. `compute_mode` is as in
     `gpuwatch_gpu_mode_info`, "" if the GPU has none. The rest goes with a reading: `reasons` are
-    the bits that slow its clocks, those after it are seen twice a second only.
+    the bits that slow its clocks, those after it are read five times a second only.
     """
 
     processes: frozenset[int] | None = None

@@ -184,10 +184,12 @@ class Looks:
     def between(self, number: int, start_ns: int, end_ns: int) -> dict[str, Any]:
         """Return what a reading says of clock, power, heat and throttling of that time.
 
-        Beyond that, of which share of it each reason slowed the clocks, by name; the highest
-        temperature and the least margin to slowing down; and how the PCIe link was at last.
+        Beyond that, of which share of it each reason slowed the clocks, by name; and the highest
+        temperature. What is looked at more rarely is told of all looks since the last `forget`:
+        the least margin to slowing down, and the best of the PCIe link, which is less when idle.
         """
         seen = self._seen_between(number, start_ns, end_ns)
+        so_far = self._seen_between(number, 0, end_ns)
         held = [one.throttled for one in seen if one.throttled is not None]
         reasons = [one.reasons for one in seen if one.reasons is not None]
         return {
@@ -197,9 +199,9 @@ class Looks:
                 if any(bits >> bit & 1 for bits in reasons)
             },
             "hottest_celsius": max(_known(seen, "temperature_celsius"), default=None),
-            "margin_celsius": min(_known(seen, "margin_celsius"), default=None),
-            "pcie_generation": next(iter(_known(seen, "pcie_generation")[::-1]), None),
-            "pcie_lanes": next(iter(_known(seen, "pcie_lanes")[::-1]), None),
+            "margin_celsius": min(_known(so_far, "margin_celsius"), default=None),
+            "pcie_generation": max(_known(so_far, "pcie_generation"), default=None),
+            "pcie_lanes": max(_known(so_far, "pcie_lanes"), default=None),
             **{name: _mean(_known(seen, name)) for name in MEANS},
             "throttle_seconds": ((end_ns - start_ns) / SECOND_NS * fmean(held) if held else None),
         }

@@ -26,7 +26,7 @@ from gpuwatch.gpu_signals import REASONS
 from gpuwatch.topology import numa_node, own_gpus
 
 Answer = TypeVar("Answer")
-EVERY = 25  # looks, one is at what the driver must ask the GPU for
+EVERY = 10  # looks, one is at what the driver must ask the GPU for
 # What slows a GPU down and is neither its power limit nor somebody's wish.
 HELD_BACK = sum(
     1 << bit
@@ -40,9 +40,12 @@ def main() -> int:
     settings = json.load(sys.stdin.buffer)
     try:
         handles = _open(settings)
+        slow: dict[str, dict[str, Any]] = {}
         for number in itertools.count():
-            look = first_look if not number else _look if number % EVERY else _slow_look
-            seen = {name: look(handle) for name, handle in handles.items()}
+            if number % EVERY == 0:
+                slow = {name: _slow_look(handle) for name, handle in handles.items()}
+            look = _look if number else first_look
+            seen = {name: look(handle) | slow[name] for name, handle in handles.items()}
             _say({"time_ns": monotonic_ns(), "seen": seen})
             time.sleep(settings["period_seconds"])
     except pynvml.NVMLError as error:
@@ -125,9 +128,8 @@ def first_look(gpu: Any) -> dict[str, Any]:
 
 
 def _slow_look(gpu: Any) -> dict[str, Any]:
-    """Return also what costs the GPU a moment of its own processor."""
+    """Return what costs the GPU a moment of its own processor; it is told until the next."""
     return {
-        **_look(gpu),
         "margin_celsius": ask(lambda: pynvml.nvmlDeviceGetMarginTemperature(gpu)),
         "pcie_generation": ask(lambda: pynvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),
         "pcie_lanes": ask(lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),

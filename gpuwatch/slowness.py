@@ -68,7 +68,9 @@ def throttled(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why | None:
         if share > SHARE:
             return Why(cause, f"{what} {share:.0%} of the time{shown}", step)
     share = max(shares.get(name, 0.0) for name in SET)
-    if share > MOST:
+    clock, limit = seen.get("clock_hertz"), _of(about, "clocks", "sm", "limit_hertz")
+    # One that nobody has set has this reason, too, at its highest clock.
+    if share > MOST and clock and limit and clock < LOW * limit:
         return Why(
             "clock",
             f"its clocks are set lower{shown}",

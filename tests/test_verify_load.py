@@ -11,7 +11,7 @@ from node import Node
 
 from gpuwatch.busy import Host
 from gpuwatch.checks import CHECKS
-from gpuwatch.examination import Examination
+from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
 from gpuwatch.verify import Node as Machine
 from gpuwatch.verify_facts import collect
 
@@ -82,3 +82,153 @@ def test_a_healthy_node_passes(tried):
     found = tried.found(*names)
     assert [one for one in found if one.verdict != "PASS"] == []
     assert {one.name for one in found} == set(names)
+
+
+@pytest.mark.parametrize("tried", [8], indirect=True)
+def test_a_slow_gpu_is_named_with_its_cause(tried):
+    """Heat, the power brake, a low clock, or none of it: by clock, power and reasons meanwhile."""
+    tried.change(**{f"matmul_{gpu}": {"factor": 0.8} for gpu in (1, 2, 3, 4)})
+    tried.node.now("nvmlDeviceGetClockInfo:sm", val=1_500, dev=2)
+    tried.reasons(THERMAL, dev=2)
+    tried.reasons(BRAKE | CAP, dev=3)
+    tried.node.now("nvmlDeviceGetClockInfo:sm", val=1_584, dev=4)
+    bad = [one for one in tried.bad("matmul") if one.measure == "bf16"]
+    assert [(one.entity, one.verdict, one.cause) for one in bad] == [
+        ("gpu1", "FAIL", "kernel"),
+        ("gpu2", "FAIL", "heat"),
+        ("gpu3", "FAIL", "power"),
+        ("gpu4", "FAIL", "clock"),
+    ]
+    assert "slow at its full clock (1980 MHz" in bad[0].reason
+    assert bad[0].reason.endswith("twice")  # the first of them is tried again, alone
+    assert "heat holds its clocks down 100% of the time (1500 MHz" in bad[1].reason
+    assert "its siblings is 1980 MHz" in bad[3].reason
+    assert all(one.next_step for one in bad)
+    assert len(tried.readings) == 8 * 3
+
+
+def test_a_gpu_that_is_slow_in_company_alone(tried):
+    """It is tried again without the others, and told apart from one that is always slow."""
+    text = """
+before = Path(os.environ["CHANGES"] + ".tried")
+tell(settings, 0, VALUES["memory"][0], {"factor": 1 if before.exists() else 0.8}, 0)
+before.touch()
+"""
+    tried.change(memory_1={"text": text})
+    (one,) = tried.bad("memory")
+    assert (one.entity, one.verdict) == ("gpu1", "WARN")
+    assert one.reason.endswith("alone it gives 2970 GB/s")
+
+
+def test_a_narrow_link_is_told_from_a_slow_host(tried):
+    """The link is seen under load: eight lanes of sixteen, or as it should be."""
+    tried.change(pcie={"factor": 0.4})
+    tried.node.now("nvmlDeviceGetCurrPcieLinkWidth", val=8, dev=1)
+    bad = tried.bad("pcie")
+    copies = {(one.entity, one.verdict, one.cause) for one in bad if one.measure != "link"}
+    assert copies == {("gpu0", "FAIL", "host"), ("gpu1", "FAIL", "link")}
+    (link,) = [one for one in bad if one.measure == "link"]
+    assert (link.entity, link.verdict, link.value, link.expectation) == (
+        "gpu1", "FAIL", "Gen5 x8", "Gen5 x16",
+    )  # fmt: skip
+
+
+def test_a_link_of_an_older_generation(tried):
+    """It is a warning of its own, for copies may be just fast enough."""
+    tried.node.now("nvmlDeviceGetCurrPcieLinkGeneration", val=4, dev=0)
+    (one,) = tried.bad("pcie")
+    assert (one.entity, one.verdict, one.value) == ("gpu0", "WARN", "Gen4 x16")
+
+
+SLOW_SUM = {"transports": ["SHM"], "factor": 0.05}
+
+
+def test_a_sum_that_does_not_use_nvlink(tried):
+    """Whoever reads it knows that NCCL went through the host's memory."""
+    tried.change(allreduce=SLOW_SUM)
+    value, transport = tried.bad("allreduce")
+    assert (value.entity, value.verdict, value.cause) == ("host", "FAIL", "link")
+    assert "NCCL joins the GPUs by SHM" in value.reason
+    assert (transport.measure, transport.verdict, transport.value) == ("transport", "FAIL", "SHM")
+
+
+def test_a_switch_of_nccl_is_named(tried, monkeypatch):
+    """Who has switched P2P off is told so, and how to go on."""
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    tried.change(allreduce=SLOW_SUM)
+    value, _ = tried.bad("allreduce")
+    assert (value.verdict, value.cause) == ("FAIL", "host")
+    assert "NCCL_P2P_DISABLE=1 in the environment" in value.reason
+    assert value.next_step.endswith("env -u NCCL_P2P_DISABLE gpuwatch verify")
+
+
+@pytest.mark.parametrize("tried", [8], indirect=True)
+def test_a_sweep_and_the_rules_of_the_trade(tried):
+    """With time, all sizes are drawn; rules of thumb stand apart, and count for nothing."""
+    tried.change(allreduce={"factor": 0.1})
+    found = tried.found("allreduce", deep=True)
+    (value,) = [one for one in found if one.curve]
+    assert (value.verdict, value.value) == ("FAIL", 27e9)
+    assert [size for size, _ in value.curve][::7] == [1 << 20, 8 << 30]
+    assert dict(value.curve)[float(1 << 20)] == 6e9
+    thumbs = {one.measure: one.verdict for one in found if one.thumb}
+    assert thumbs == {"floor": "FAIL", "large messages": "WARN"}
+    assert [one.size for one in tried.readings][::7] == [1 << 20, 8 << 30]
+
+
+def test_one_gpu_has_nobody_to_sum_up_with(tmp_path, monkeypatch):
+    """That is no fault of the node."""
+    (one,) = Tried(tmp_path, monkeypatch, 1).found("allreduce")
+    assert (one.verdict, one.cause) == ("SKIP", "host")
+
+
+@pytest.mark.parametrize("tried", [3], indirect=True)
+def test_what_gives_no_value(tried):
+    """A wrong result and a crash are failures of that GPU; an interpreter without torch is none."""
+    tried.change(
+        memory_0={"result": "wrong", "detail": "3 bits"},
+        memory_1={"text": "os.kill(os.getpid(), 11)"},
+        memory_2={"text": "say(error='no torch', cause='environment')"},
+    )
+    bad = tried.bad("memory")
+    assert {(one.entity, one.verdict, one.cause) for one in bad} == {
+        ("gpu0", "FAIL", "memory"),
+        ("gpu1", "FAIL", "driver"),
+        ("gpu2", "SKIP", "host"),
+    }
+    assert {one.reason for one in bad} >= {"3 bits, twice", "no torch"}
+
+
+@pytest.mark.parametrize("tried", [4], indirect=True)
+def test_gpus_that_do_not_hold_out(tried):
+    """One becomes slow, one is hot, one is held down by heat: each is told, the last is well."""
+    tried.change(sustained_0={"factor": [1, 1, 0.98, 0.9, 0.88, 0.85]})
+    tried.node.now("nvmlDeviceGetTemperature", val=88, dev=1)
+    tried.node.now("nvmlDeviceGetMarginTemperature", val=1, dev=1)
+    tried.reasons(THERMAL, dev=2)
+    bad = {(one.entity, one.measure): one for one in tried.bad("sustained")}
+    assert set(bad) == {
+        ("gpu0", "bf16"),
+        ("gpu0", "end by beginning"),
+        ("gpu1", "temperature"),
+        ("gpu2", "held back"),
+    }
+    slow = bad["gpu0", "end by beginning"]
+    assert (slow.verdict, slow.value) == ("FAIL", pytest.approx(0.865))
+    assert bad["gpu1", "temperature"].reason == "1 C from where it slows down"
+    held = bad["gpu2", "held back"]
+    assert (held.verdict, held.cause, held.value) == ("FAIL", "heat", 1.0)
+
+
+def test_wrong_bits_in_memory(tried):
+    """A pattern that was not kept fails its GPU."""
+    tried.change(patterns_1={"result": "wrong", "detail": "ones: 1 words are not"})
+    (one,) = tried.bad("memory_patterns")
+    assert (one.name, one.entity, one.verdict) == ("memory_patterns", "gpu1", "FAIL")
+
+
+def test_all_bounds_fit_into_the_time():
+    """With eight GPUs no check of the list is without time, even if each takes what it may."""
+    for deep, most in ((False, QUICK_SECONDS), (True, DEEP_SECONDS)):
+        taken = [one.bound_seconds(8, deep) for one in CHECKS if deep or not one.deep_only]
+        assert sum(taken) <= most
