@@ -147,7 +147,11 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> 
     reading = one.reading
     assert reading is not None
     assert reading.value is not None
-    others = [other for other in group if other is not one]
+    others = [
+        other
+        for other in group
+        if other is not one and other.reading and other.reading.model == reading.model
+    ]
     what: dict[str, Any] = {
         "name": one.canary,
         "entity": entity(one.gpu),
@@ -186,12 +190,15 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> 
 def opinions(
     node: Node, reading: CanaryReading, others: Sequence[CanaryReading], usual: float = 1.0
 ) -> list[Opinion]:
-    """Return what model, siblings and baseline say of a reading, those that say something."""
+    """Return what model, siblings and baseline say of a reading, those that say something.
+
+    `others` are the readings of other cards of the model.
+    """
     assert reading.value is not None
     said = []
     if model := figure(reading):
         said.append(by_model(reading.value, model, usual))
-    alike = [other.value for other in others if other.value and other.model == reading.model]
+    alike = [other.value for other in others if other.value]
     if sibling := by_siblings(reading.value, alike):
         said.append(sibling)
     for standing in node.standings:
@@ -261,6 +268,5 @@ def _spread(group: Sequence[Result]) -> Iterator[Finding]:
             reason=f"the GPUs differ by {spread:.1%}: {entity(low)} gives"
             f" {written(group[0].canary, known[low])}, {entity(high)}"
             f" {written(group[0].canary, known[high])}",
-            cause="heat",
             next_step="compare temperatures and clocks of the two under load: gpuwatch top",
         )
