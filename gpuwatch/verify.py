@@ -7,7 +7,7 @@ nothing on the machine, and judges what it does not know as UNKNOWN, never as PA
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -111,13 +111,14 @@ class Node:
     def session(self, size: str = "full") -> Iterator[Session]:
         """Give canaries the GPUs that are verified.
 
-        Raises SourceUnavailable, which a check may let go: its verdict is UNKNOWN then.
+        Who rents a container cannot see the processes of its host; there, memory in use and
+        utilization have to tell that a GPU is idle. Raises SourceUnavailable, which a check may
+        let go: its verdict is UNKNOWN then.
         """
         wanted = [gpu["gpu"] for gpu in self.gpus]
         with closing(Looks(self.sysfs, self.numbers, wanted)) as looks:
-            yield Session(
-                self.python, size, looks, host=self.host, force=self.forced, sysfs=self.sysfs
-            )
+            host = replace(self.host, host_pids=True)
+            yield Session(self.python, size, looks, host=host, force=self.forced, sysfs=self.sysfs)
 
 
 class Check(Protocol):

@@ -3,6 +3,8 @@
 GPUs are told apart by uuid, so a value is compared with that of the same card, wherever it is now.
 """
 
+import datetime
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,7 +32,8 @@ def compare(report: Report, before: Mapping[str, Any], path: str) -> dict[str, A
             *_findings(now, before),
         ]
         time = float(before["time"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        datetime.datetime.fromtimestamp(time, datetime.UTC)  # or it can be shown nowhere
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise ConfigError(f"{path}: a damaged report: {error!r}: make it anew") from error
     verdict: Verdict = "WARN" if any(one["worse"] for one in changes) else "PASS"
     return {"file": path, "time": time, "verdict": verdict, "changes": changes}
@@ -43,11 +46,18 @@ def _change(
         "kind": kind,
         "what": what,
         "entity": entity,
-        "before": before,
+        "before": _plain(before),
         "now": now,
         "unit": unit,
         "worse": worse,
     }
+
+
+def _plain(value: Any) -> str | float | None:
+    """Return what a file has as a value that a report may have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _gpus(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:

@@ -12,6 +12,7 @@ from gpuwatch.verify_report import Report
 
 WIDTH = 80
 COLUMNS = (22, 10, 20, 16)  # and the verdict
+FORCED = " forced"  # after a verdict; it is taken from the first column
 HEADER = ("CHECK", "WHERE", "VALUE", "EXPECTED", "VERDICT")
 THUMB = "Rules of thumb of the trade, which count for nothing above:"
 # What one of a unit is shown as, and by how much less it is.
@@ -53,7 +54,15 @@ def title(found: Finding) -> str:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the lines of a report; the last one has the verdict."""
+    """Yield the lines of a report; the last one has the verdict.
+
+    Whatever programs, disks and files are named, a terminal is told nothing but letters.
+    """
+    for line in _lines(report):
+        yield "".join(one if one.isprintable() else "?" for one in line)
+
+
+def _lines(report: Report) -> Iterator[str]:
     judged = report.judged
     yield from _table(judged)
     for found in sorted(judged, key=lambda one: VERDICTS.index(one.verdict)):
@@ -102,7 +111,7 @@ def merged(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 def _table(findings: Sequence[Finding]) -> Iterator[str]:
     if findings:
-        yield _row(HEADER)
+        yield _row(HEADER, findings[0].forced).removesuffix(FORCED)
     for group in merged(findings):
         one = group[0]
         cells = (
@@ -110,16 +119,16 @@ def _table(findings: Sequence[Finding]) -> Iterator[str]:
             _places([found.entity for found in group]),
             _values(group),
             amount(one.expectation, one.unit) if one.expectation is not None else "-",
-            one.verdict + (" forced" if one.forced else ""),
+            one.verdict,
         )
-        yield _row(cells)
+        yield _row(cells, one.forced)
 
 
-def _row(cells: Sequence[str]) -> str:
-    columns = (
-        _short(cell, width).ljust(width) for cell, width in zip(cells, COLUMNS, strict=False)
-    )
-    return " ".join((*columns, *cells[len(COLUMNS) :]))
+def _row(cells: Sequence[str], forced: bool) -> str:
+    mark = FORCED if forced else ""
+    widths = (COLUMNS[0] - len(mark), *COLUMNS[1:])
+    columns = (_short(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=False))
+    return " ".join((*columns, *cells[len(COLUMNS) :])) + mark
 
 
 def _short(text: str, width: int) -> str:

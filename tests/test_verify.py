@@ -17,6 +17,7 @@ from verify_checks import Scripted
 
 from gpuwatch import checks
 from gpuwatch.cli import main
+from gpuwatch.errors import ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
 from gpuwatch.verify import Finding
 from gpuwatch.verify import Node as Facts
@@ -187,7 +188,7 @@ def test_no_check_has_more_time_than_is_left(host):
 def test_the_table(host):
     """80 columns, the worst first, passing GPUs in a row; then why, and what to do."""
     pcie = {**SOUND[0], "find": [*SOUND[0]["find"][:2], BAD_LINK]}
-    thumb = {"verdict": "WARN", "value": 0.5, "unit": "ratio", "thumb": True}
+    thumb = {"verdict": "WARN", "value": 0.5, "unit": "ratio", "thumb": True, "measure": "\x1b[2J"}
     listed = [pcie, {"name": "trade", "phase": "load", "find": [thumb]}]
     code, output, errors = host.run([*reversed(listed)], "--skip", "nothing-such")
     assert (code, output) == (64, "")
@@ -204,6 +205,7 @@ def test_the_table(host):
     assert "    why:  the link has half its lanes (looks like: link)" in lines
     assert "    next: reseat the card" in lines
     assert lines.index("Rules of thumb of the trade, which count for nothing above:") > 5
+    assert "\x1b" not in output  # a terminal is told nothing
     assert lines[-1].startswith("FAIL: 3 GPUs: 1 FAIL, 2 PASS (quick, ")
 
 
@@ -226,22 +228,39 @@ def test_an_interrupt_leaves_nothing_behind(host):
 def test_a_node_in_use(host):
     """It is refused, and who uses it is said; by force every finding is marked."""
     (host.procfs / "77").mkdir()
-    (host.procfs / "77/comm").write_text("python3\n")
+    (host.procfs / "77/comm").write_text("python3\x1b\n")
     host.node.now("nvmlDeviceGetComputeRunningProcesses", val=[[77, 1 << 30, 0, 0]], dev=1)
     listed = [{**SOUND[0], "phase": "load"}]
     code, report = host.report(listed)
     assert (code, report["verdict"], report["ran"]) == (3, "SKIP", [])
     (one,) = report["checks"]
     assert (one["entity"], one["verdict"], one["cause"]) == ("gpu1", "SKIP", "busy")
-    assert one["reason"] == "in use by process 77 (python3)"
+    assert one["reason"] == "in use by process 77 (python3\x1b)"
     code, output, _ = host.run(listed, "--force", "--json", str(host.directory / "forced.json"))
     assert code == 0
-    assert output.splitlines()[-1].startswith("PASS (forced): 3 GPUs")
+    lines = output.splitlines()
+    cells = ["pcie lanes", "gpu0-2", "16 lanes", "16 lanes", "PASS forced"]
+    assert re.split("  +", lines[1]) == cells
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("PASS (forced): 3 GPUs")
     report = json.loads((host.directory / "forced.json").read_text())
     assert report["forced"]
     assert all(one["forced"] for one in report["checks"])
     code, report = host.report(SOUND)  # looking at it disturbs nobody
     assert (code, report["forced"]) == (0, False)
+
+
+def test_a_rented_container(host):
+    """It cannot see who else is on the GPUs: memory in use tells that nobody is, and it says so."""
+    (host.procfs / "self/ns/pid").unlink()
+    listed = [{**SOUND[0], "phase": "load"}]
+    code, report = host.report(listed)
+    assert (code, report["verdict"]) == (0, "PASS")
+    assert [one["name"] for one in report["checks"] if one["verdict"] == "SKIP"] == ["idle"]
+    host.node.now("nvmlDeviceGetMemoryInfo_v2", val=[80 << 30, 0, 0, 1 << 30])
+    code, output, _ = host.run(listed)
+    assert code == 3
+    assert "1024 MiB of its memory are in use" in output
 
 
 def test_a_host_without_a_driver(host, capsys, monkeypatch):
@@ -318,6 +337,9 @@ def test_compared_with_an_earlier_report(tmp_path):
     jsonschema.validate(
         json.loads(json.dumps(now.to_json()))["compared"], SCHEMA["properties"]["compared"]
     )
+    for damaged in ({**before, "time": 1e300}, {**before, "checks": [1]}, {"time": 0}):
+        with pytest.raises(ConfigError, match="old: a damaged report"):
+            compare(now, damaged, "old")
     noisy = compare(reported([rate(0, 6.5e14, noise=0.1), rate(1, 6e14)]), before, "old")
     assert noisy["changes"] == []
     replaced = json.loads(json.dumps(before))

@@ -5,13 +5,13 @@ import os
 import signal
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gpuwatch import checks
 from gpuwatch.commands.run import config_request
-from gpuwatch.commands.verify_node import expectation, gathered, refusals
+from gpuwatch.commands.verify_node import expectation, gathered, notes, refusals
 from gpuwatch.commands.verify_progress import Progress
 from gpuwatch.commands.verify_save import save
 from gpuwatch.errors import PASS, ConfigError
@@ -163,40 +163,35 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
     """Do it; on an interrupt, say what was done by then."""
     began, start = time.time(), time.monotonic()
     chosen, left_out = _chosen(arguments)
-    seconds = DEEP_SECONDS if arguments.deep else QUICK_SECONDS
     progress = Progress(chosen)
-    node, findings = gathered(arguments, config)
-    loaded = any(check.phase == "load" for check in chosen)
-    findings = findings or (refusals(node) if loaded and not node.forced else [])
-    report = Report(
-        verdict=findings[0].verdict if findings else "UNKNOWN",
+    examination = None
+    try:
+        node, findings = gathered(arguments, config)
+        if any(check.phase == "load" for check in chosen) and not node.forced:
+            findings = findings or refusals(node)
+        verdict = findings[0].verdict if findings else "UNKNOWN"
+        if not findings:
+            seconds = DEEP_SECONDS if arguments.deep else QUICK_SECONDS
+            examination = Examination(node, chosen, seconds - (time.monotonic() - start))
+            for check in examination.run():
+                progress.begin(check, examination)
+            progress.end(examination)
+            findings = [*examination.findings, *notes(node)]
+            verdict = overall(findings, chosen)
+    except KeyboardInterrupt:
+        progress.interrupted(examination.findings if examination else ())
+        raise
+    return Report(
+        verdict=verdict,
         findings=findings,
         time=began,
-        seconds=0.0,
+        seconds=time.monotonic() - start,
         node=node,
+        ran=examination.ran if examination else (),
+        readings=examination.readings if examination else (),
         left_out=left_out,
         host=host_facts(node.procfs),
     )
-    if not findings:
-        left = seconds - (time.monotonic() - start)
-        _run(Examination(node, chosen, left), chosen, progress, report)
-    report.seconds = time.monotonic() - start
-    return report
-
-
-def _run(
-    examination: Examination, chosen: Sequence[Check], progress: Progress, report: Report
-) -> None:
-    try:
-        for check in examination.run():
-            progress.begin(check, examination)
-        progress.end(examination)
-    except KeyboardInterrupt:
-        progress.interrupted(examination)
-        raise
-    report.findings = examination.findings
-    report.readings, report.ran = examination.readings, examination.ran
-    report.verdict = overall(report.findings, chosen)
 
 
 def _told(report: Report, arguments: Namespace) -> None:

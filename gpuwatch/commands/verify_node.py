@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from gpuwatch.topology import pci_gpus
 from gpuwatch.verify import Finding, Node
 from gpuwatch.verify_facts import Facts, collect
 
-WAIT = "wait until nobody uses it, or --force for figures that are no measure"
+WAIT = "free the GPUs and run it again, or --force for figures that are no measure"
+UNSEEN = (
+    "a container without the host's process ids: that nobody else is on the GPUs is judged by"
+    " memory in use and utilization alone"
+)
 
 
 def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, list[Finding]]:
@@ -75,9 +80,17 @@ def refusals(node: Node) -> list[Finding]:
     return [_skip(f"gpu{number}", why) for number, why in node.busy.items()]
 
 
-def _skip(entity: str, why: str) -> Finding:
+def notes(node: Node) -> list[Finding]:
+    """Return what is to be said of how the GPUs are seen to be idle."""
+    if node.host.host_pids or node.forced:
+        return []
+    step = "start it with them if you can (hostPID: true, --pid=host)"
+    return [_skip("host", UNSEEN, step)]
+
+
+def _skip(entity: str, why: str, step: str = WAIT) -> Finding:
     return Finding(
-        name="idle", entity=entity, verdict="SKIP", reason=why, cause="busy", next_step=WAIT
+        name="idle", entity=entity, verdict="SKIP", reason=why, cause="busy", next_step=step
     )
 
 
@@ -120,7 +133,7 @@ def _busy(facts: Facts, host: busy.Host, procfs: Path) -> dict[int, str]:
             seen = busy.Seen.from_json(gpu["seen"])
             names = dict.fromkeys(_name(procfs, pid) for pid in seen.processes or ())
             named = ", ".join(filter(None, names))
-            if why := str(busy.reason(host, seen) or ""):
+            if why := str(busy.reason(replace(host, host_pids=True), seen) or ""):
                 found[number] = f"{why} ({named})" if named else why
     return found
 

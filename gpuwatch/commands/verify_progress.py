@@ -2,10 +2,10 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpuwatch.examination import Examination
-from gpuwatch.verify import Check, worst
+from gpuwatch.verify import Check, Finding, worst
 
 CLEAR = "\r\x1b[K"
 
@@ -36,10 +36,10 @@ class Progress:
         if self._live:
             self._say("", end="")
 
-    def interrupted(self, examination: Examination) -> None:
+    def interrupted(self, findings: Iterable[Finding]) -> None:
         """Say what was done so far."""
         done = max(0, self._begun - 1)
-        verdicts = [found.verdict for found in examination.findings if not found.thumb]
+        verdicts = [found.verdict for found in findings if not found.thumb]
         found = f": the worst of it is {worst(verdicts)}" if verdicts else ""
         self._say(
             f"interrupted: {done} of {self._count} checks were done{found}; nothing was written"
@@ -50,7 +50,7 @@ class Progress:
             return
         found = [one for one in examination.findings[self._told :] if not one.thumb]
         self._told = len(examination.findings)
-        verdict = worst(one.verdict for one in found)
+        verdict = worst(one.verdict for one in found) if found else "nothing to judge"
         seconds = examination.ran[-1].seconds
         if not self._live:
             name = self._check.name
