@@ -20,7 +20,9 @@ from gpuwatch.signals import valid
 
 Verdict = Literal["PASS", "WARN", "FAIL", "SKIP", "UNKNOWN"]
 VERDICTS: tuple[Verdict, ...] = ("FAIL", "UNKNOWN", "WARN", "SKIP", "PASS")  # the worst first
-Cause = Literal["", "clock", "heat", "power", "kernel", "memory", "link", "host", "driver", "busy"]
+Cause = Literal[
+    "", "board", "clock", "heat", "power", "kernel", "memory", "link", "host", "driver", "busy"
+]
 Facts = Mapping[str, Any]
 
 
