@@ -10,7 +10,7 @@ from gpuwatch.verify import Cause, Facts, Finding, Node, Verdict
 BOUND_SECONDS = 20.0  # it reads files, of which one may hang
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StaticCheck:
     """A check of phase "static", as `verify.Check` has it; `look` finds."""
 

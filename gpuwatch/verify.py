@@ -90,6 +90,7 @@ class Node:
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     devices: Path = Path("/dev")
+    kmsg: Path = Path("/dev/kmsg")
     driver: Facts = field(default_factory=dict)
     gpus: Sequence[Facts] = ()
     pairs: Sequence[Facts] = ()

@@ -3,6 +3,18 @@
 Those of phase "static" look at what is there; those of phase "load" try it out, and run after them.
 """
 
+from gpuwatch.checks import (
+    driver,
+    host,
+    identity,
+    kernel_log,
+    memory_health,
+    nvlink,
+    pcie_link,
+    rdma,
+    settings,
+    topology,
+)
 from gpuwatch.checks.allreduce import Allreduce
 from gpuwatch.checks.integrity import Integrity
 from gpuwatch.checks.matmul import Matmul
@@ -16,6 +28,16 @@ from gpuwatch.checks.sustained import Sustained
 from gpuwatch.verify import Check
 
 CHECKS: tuple[Check, ...] = (
+    driver.CHECK,
+    identity.CHECK,
+    settings.CHECK,
+    pcie_link.CHECK,
+    nvlink.CHECK,
+    topology.CHECK,
+    memory_health.CHECK,
+    kernel_log.CHECK,
+    rdma.CHECK,
+    host.CHECK,
     Startup(),  # first: it brings torch into memory
     Matmul(),
     Memory(),

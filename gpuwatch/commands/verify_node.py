@@ -50,6 +50,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
     node = Node(
         sysfs=sysfs,
         procfs=procfs,
+        kmsg=Path(config["paths"]["kmsg"]),
         driver={**facts.driver, "fault": facts.fault},
         gpus=list(facts.gpus.values()),
         pairs=facts.pairs,

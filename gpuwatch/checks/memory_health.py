@@ -1,0 +1,137 @@
+"""Whether the memory of each GPU is sound, and whether the driver asks for a repair.
+
+What counts as worn out is from NVIDIA's documents of GPU memory error management (row remapping,
+since Ampere) and of dynamic page retirement (before).
+"""
+
+from collections.abc import Iterator
+
+from gpuwatch.fact import count, flag, look_up
+from gpuwatch.static_check import Matter, StaticCheck, entity
+from gpuwatch.verify import Facts, Finding, Node
+
+WORN_OUT_PAGES = 60  # NVIDIA takes a card back from there on
+ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain", 4: "drain and reset"}
+RMA = "have the card replaced: reject the node"
+RESET = "reset the GPU, then verify again"
+
+
+def look(node: Node) -> Iterator[Finding]:
+    """Judge errors, repairs and what the driver asks for."""
+    for gpu in node.answering:
+        yield _since_boot(gpu)
+        yield _lifetime(gpu)
+        if look_up(gpu, "rows", "failed") is not None:
+            yield from _rows(gpu)
+        elif count(gpu, "retired", "double_bit") is not None:
+            yield from _pages(gpu)
+        else:
+            reason = "it tells neither of remapped rows nor of retired pages"
+            step = "test its memory with --deep"
+            yield Matter("memory_health", entity(gpu), "repairs").skipped(reason, step)
+        yield _recovery(gpu)
+
+
+def _since_boot(gpu: Facts) -> Finding:
+    matter = Matter("memory_health", entity(gpu), "uncorrected errors")
+    errors = count(gpu, "ecc", "since_boot", "uncorrected")
+    if errors is None:
+        step = "test its memory with --deep"
+        return matter.skipped("it has no ECC, ECC is off, or it does not tell", step)
+    fault = f"{errors} uncorrected ECC errors since the driver was loaded"
+    return matter.seen(float(errors), 0.0, "NVIDIA's GPU memory error management").judged(
+        fault if errors else "", "memory", f"{RESET}; if they come again, {RMA}", fatal=True
+    )
+
+
+def _lifetime(gpu: Facts) -> Finding:
+    matter = Matter("memory_health", entity(gpu), "lifetime uncorrected errors")
+    errors = count(gpu, "ecc", "lifetime", "uncorrected")
+    if errors is None:
+        return matter.skipped("it has no ECC, ECC is off, or it does not tell", "nothing")
+    fault = f"{errors} uncorrected ECC errors in its life; what was wrong may be remapped"
+    return matter.seen(float(errors), 0.0, "rule of thumb").judged(
+        fault if errors else "", "memory", "test its memory with --deep, and watch the count"
+    )
+
+
+def _rows(gpu: Facts) -> Iterator[Finding]:
+    source = "NVIDIA's GPU memory error management"
+    matter = Matter("memory_health", entity(gpu), "remapping failed")
+    failed = flag(gpu, "rows", "failed")
+    if failed is None:
+        yield matter.unread("whether remapping rows has failed")
+    else:
+        fault = "a row of its memory could not be remapped" if failed else ""
+        matter = matter.seen("yes" if failed else "no", "no", source)
+        yield matter.judged(fault, "memory", RMA, fatal=True)
+    matter = Matter("memory_health", entity(gpu), "remapping pending")
+    pending = flag(gpu, "rows", "pending")
+    if pending is None:
+        yield matter.unread("whether rows are still to be remapped")
+    else:
+        fault = "rows of its memory are still to be remapped" if pending else ""
+        matter = matter.seen("yes" if pending else "no", "no", source)
+        yield matter.judged(fault, "memory", RESET, fatal=True)
+    matter = Matter("memory_health", entity(gpu), "remapped rows")
+    rows = count(gpu, "rows", "uncorrected")
+    if rows is None:
+        yield matter.unread("how many rows were remapped")
+    else:
+        fault = f"{rows} rows were remapped after uncorrected errors"
+        yield matter.seen(float(rows), 0.0, "rule of thumb").judged(
+            fault if rows else "", "memory", "test its memory with --deep, and watch the count"
+        )
+    yield _banks(gpu)
+
+
+def _banks(gpu: Facts) -> Finding:
+    matter = Matter("memory_health", entity(gpu), "banks without spare rows")
+    none, low = count(gpu, "rows", "banks", "none"), count(gpu, "rows", "banks", "low")
+    if none is None or low is None:
+        return matter.skipped("it does not tell how many rows its banks have left", "nothing")
+    matter = matter.seen(float(none), 0.0, "NVIDIA's GPU memory error management")
+    if none:
+        fault = f"{none} banks have no row left: the next error there cannot be repaired"
+        return matter.bad(fault, "memory", RMA)
+    fault = f"{low} banks have few rows left" if low else ""
+    return matter.judged(fault, "memory", "watch remapped rows, and plan for a replacement")
+
+
+def _pages(gpu: Facts) -> Iterator[Finding]:
+    single, double = (count(gpu, "retired", cause) for cause in ("single_bit", "double_bit"))
+    matter = Matter("memory_health", entity(gpu), "retired pages")
+    if single is None or double is None:
+        yield matter.unread("how many pages were retired")
+    else:
+        pages = single + double
+        yield matter.seen(float(pages), 0.0, "NVIDIA's dynamic page retirement").judged(
+            f"{pages} pages of its memory were retired" if pages else "",
+            "memory",
+            RMA if pages >= WORN_OUT_PAGES else "test its memory with --deep, and watch the count",
+            fatal=pages >= WORN_OUT_PAGES,
+        )
+    matter = Matter("memory_health", entity(gpu), "retirement pending")
+    pending = flag(gpu, "retired", "pending")
+    if pending is None:
+        yield matter.unread("whether pages are still to be retired")
+    else:
+        fault = "pages of its memory are still to be retired" if pending else ""
+        matter = matter.seen("yes" if pending else "no", "no", "NVIDIA's dynamic page retirement")
+        yield matter.judged(fault, "memory", RESET, fatal=True)
+
+
+def _recovery(gpu: Facts) -> Finding:
+    matter = Matter("memory_health", entity(gpu), "recovery action")
+    action = count(gpu, "recovery")
+    if action is None:
+        step = "older drivers do not; look for Xids in the kernel log"
+        return matter.skipped("it does not tell whether it wants a repair", step)
+    word = ACTIONS.get(action, f"action {action}")
+    fault = f"the driver asks for: {word}" if action else ""
+    step = f"do so, then verify again ({word})"
+    matter = matter.seen(word, "none", "nvmlDeviceGpuRecoveryAction_t")
+    return matter.judged(fault, "memory", step, fatal=True)
+
+
+CHECK = StaticCheck("memory_health", "whether GPU memory is sound, repairs and asks", look)
