@@ -17,6 +17,10 @@ RELOAD = "reload the kernel module (no process may use a GPU), or reboot"
 
 def look(node: Node) -> Iterator[Finding]:
     """Compare versions, and whether each GPU has joined the fabric."""
+    fault = text(node.driver, "fault")
+    if fault:
+        step = "look at the kernel log; reload the driver or reboot"
+        yield Matter("driver", "host", "answer").seen(fault).bad(fault, "driver", step)
     version = text(node.driver, "version")
     matter = Matter("driver", "host", "version")
     if version is None:

@@ -60,7 +60,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
         host=host,
         python=config["canary"]["python"] or sys.executable,
         scratch=arguments.storage or (state if state.is_dir() else Path.cwd()),
-        expected_gpus=count or config["gpus"]["expected"],
+        expected_gpus=count or (0 if arguments.gpu else config["gpus"]["expected"]),
         expected_model=model,
         deep=arguments.deep,
         forced=arguments.force and bool(why or in_use),
