@@ -218,6 +218,7 @@ class cuda:
             ["/dev/shm"],
         ),
         (CUDA.format("CUDA error: device(s) is/are busy or unavailable"), "skipped", ["in use"]),
+        (CUDA.format("The NVIDIA driver on your system is too old"), "skipped", ["newer driver"]),
         (
             CUDA.format("CUDA out of memory. Tried to allocate 768.00 MiB."),
             "failed",
