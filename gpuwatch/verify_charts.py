@@ -8,9 +8,8 @@ from statistics import median
 from gpuwatch.verify import Finding
 from gpuwatch.verify_text import amount, title
 
-# Sizes of a drawing that is 640 wide.
-LEFT, RIGHT, ROW, BAR = 70, 530, 22, 14
-PLOT_HEIGHT, TOP = 180, 14
+WIDTH, LEFT, RIGHT, ROW, BAR = 440, 64, 350, 20, 13
+PLOT_HEIGHT, TOP = 140, 14
 MEASURED = ("bytes_per_second", "flops_per_second", "seconds", "celsius", "watts", "hertz")
 
 
@@ -23,6 +22,7 @@ def charts(findings: Sequence[Finding]) -> str:
     for group in groups.values():
         drawn += _sweeps(group)
         measured = [one for one in group if isinstance(one.value, int | float)]
+        measured.sort(key=lambda one: (len(one.entity), one.entity))  # gpu10 after gpu9
         if len(measured) > 1 and measured[0].unit in MEASURED:
             drawn.append(_bars(measured))
     return "".join(drawn)
@@ -31,8 +31,9 @@ def charts(findings: Sequence[Finding]) -> str:
 def _figure(caption: str, height: float, content: str) -> str:
     caption = escape(caption)
     return (
-        f'<figure><figcaption>{caption}</figcaption><svg viewBox="0 0 640 {height:g}" role="img"'
-        f' aria-label="{caption}">{content}</svg></figure>'
+        f"<figure><figcaption>{caption}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{caption}">{content}</svg>'
+        "</figure>"
     )
 
 
@@ -55,13 +56,13 @@ def _bars(group: Sequence[Finding]) -> str:
     parts = []
     for row, (found, value) in enumerate(zip(group, values, strict=True)):
         y = row * ROW
-        parts.append(_text(LEFT - 6, y + 12, found.entity, "end"))
+        parts.append(_text(LEFT - 6, y + BAR - 1, found.entity, "end"))
         width = max(0.0, value * scale)
         parts.append(
             f'<rect x="{LEFT}" y="{y + 1}" width="{width:.1f}" height="{BAR}"'
             f' class="{found.verdict}"/>'
         )
-        parts.append(_text(RIGHT + 8, y + 12, amount(value, unit)))
+        parts.append(_text(RIGHT + 8, y + BAR - 1, amount(value, unit)))
         if isinstance(found.expectation, int | float):
             x = LEFT + found.expectation * scale
             parts.append(_line(x, y - 2, x, y + ROW - 4, "expected"))
@@ -102,7 +103,7 @@ def _sweep(found: Finding, curve: Sequence[tuple[float, float]]) -> str:
         f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>',
         *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points),
     ]
-    every = math.ceil(len(curve) / 8)
+    every = math.ceil(len(curve) / 6)
     for (size, _), (x, _) in list(zip(curve, points, strict=True))[::every]:
         parts.append(_text(x, bottom + 18, _size(size), "middle", "axis"))
     caption = f"{title(found)}, {found.entity}: by size"

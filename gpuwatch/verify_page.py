@@ -14,7 +14,7 @@ from string import Template
 from gpuwatch.verify import VERDICTS, Finding
 from gpuwatch.verify_charts import charts
 from gpuwatch.verify_report import Report
-from gpuwatch.verify_text import amount, change_text, summary, title
+from gpuwatch.verify_text import amount, change_text, merged, places, summary, title, values
 
 DATA = Path(__file__).with_name("data")
 FORCED = "Forced: somebody else was on the GPUs, so no figure here is a measure of them."
@@ -29,6 +29,7 @@ def page(report: Report) -> str:
     when = datetime.datetime.fromtimestamp(report.time, datetime.UTC)
     judged = sorted(report.judged, key=lambda found: VERDICTS.index(found.verdict))
     thumbs = [found for found in report.findings if found.thumb]
+    drawn = charts(report.judged)
     parts = {
         "style": style,
         "style_hash": f"sha256-{digest}",
@@ -39,11 +40,11 @@ def page(report: Report) -> str:
         "facts": "".join(_facts(report)),
         "gpus": _section("GPUs", _table(("GPU", *GPU), _gpus(report))),
         "faults": _section("What is wrong, and what to do", "".join(_faults(judged))),
-        "charts": _section("Measured", charts(report.judged)),
-        "findings": _section("All that was checked", _table(COLUMNS, map(_row, judged))),
+        "charts": _section("Measured", drawn and f'<div class="charts">{drawn}</div>'),
+        "findings": _section("All that was checked", _table(COLUMNS, _rows(judged))),
         "thumbs": _section(
             "Rules of thumb",
-            thumbs and f"<p>{THUMB}</p>{_table(COLUMNS, map(_row, thumbs))}",
+            thumbs and f"<p>{THUMB}</p>{_table(COLUMNS, _rows(thumbs))}",
         ),
         "compared": _section("Compared with an earlier report", "".join(_compared(report))),
         "time": f"{when:%Y-%m-%d %H:%M:%S} UTC",
@@ -86,10 +87,13 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _row(found: Finding) -> list[str]:
-    expected = "-" if found.expectation is None else amount(found.expectation, found.unit)
-    texts = (title(found), found.entity, amount(found.value, found.unit), expected, found.source)
-    return [*map(escape, texts), _verdict(found)]
+def _rows(findings: Iterable[Finding]) -> Iterator[list[str]]:
+    for group in merged(findings):
+        one = group[0]
+        where = places([found.entity for found in group])
+        expected = amount(one.expectation, one.unit)
+        texts = (title(one), where, values(group), expected, one.source)
+        yield [*map(escape, texts), _verdict(one)]
 
 
 def _verdict(found: Finding) -> str:

@@ -116,8 +116,8 @@ def _table(findings: Sequence[Finding]) -> Iterator[str]:
         one = group[0]
         cells = (
             title(one),
-            _places([found.entity for found in group]),
-            _values(group),
+            places([found.entity for found in group]),
+            values(group),
             amount(one.expectation, one.unit) if one.expectation is not None else "-",
             one.verdict,
         )
@@ -132,10 +132,12 @@ def _row(cells: Sequence[str], forced: bool) -> str:
 
 
 def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]}.."
+    if len(text) <= width:
+        return text
+    return f"..{text[2 - width :]}" if text.startswith("/") else f"{text[: width - 2]}.."
 
 
-def _places(entities: Sequence[str]) -> str:
+def places(entities: Sequence[str]) -> str:
     """Return gpu0, gpu1, gpu2, gpu5 as gpu0-2,5; what is no GPU as how many there are."""
     numbers = sorted(int(found[1]) for one in entities if (found := re.fullmatch(r"gpu(\d+)", one)))
     if len(set(entities)) == 1:
@@ -151,16 +153,17 @@ def _places(entities: Sequence[str]) -> str:
     return "gpu" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _values(group: Sequence[Finding]) -> str:
-    values = [found.value for found in group if found.value is not None]
+def values(group: Sequence[Finding]) -> str:
+    """Return the value of findings of one measure, or from which to which they reach."""
+    told = [found.value for found in group if found.value is not None]
     unit = group[0].unit
-    numbers = [value for value in values if not isinstance(value, str)]
-    if not values:
+    numbers = [value for value in told if not isinstance(value, str)]
+    if not told:
         return "-"
-    if len(numbers) == len(values):
+    if len(numbers) == len(told):
         low, high = amount(min(numbers), unit), amount(max(numbers), unit)
         return low if low == high else f"{low.split(' ')[0]} to {high}"
-    texts = dict.fromkeys(amount(value, unit) for value in values)
+    texts = dict.fromkeys(amount(value, unit) for value in told)
     return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different"
 
 
