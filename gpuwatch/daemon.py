@@ -315,7 +315,8 @@ class Daemon:
             self.inventory.expected(configured, self.gpus_pci or 0) or self.gpus_pci
         )
         self.feed.facts = gather(self)
-        self.standings.look(self.baseline, by_uuid(self))
+        ledger = self.canary_ledger
+        self.standings.look(self.baseline, by_uuid(self), ledger.runs, ledger.skips)
 
     def whole_status(self) -> Sequence[Message]:
         """Return the newest status with the minute before it, as packets."""

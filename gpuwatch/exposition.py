@@ -83,6 +83,8 @@ class Exposition:
         for shown in self._shown:
             self._put_column(page, snapshot, shown)
         self._put_totals(page, snapshot)
+        for name, entity, fragment, value in snapshot.canary_samples:
+            self._put(page, name, entity, value, fragment)
         for metric in self._process.collect():
             for sample in metric.samples:
                 self._header(sample.name, metric.type, metric.documentation)

@@ -109,6 +109,38 @@ FAMILIES = (
         "counter",
         "Rows of history that could not be written since the daemon's start.",
     ),
+    ("canary_flops_per_second", "gauge", "What the canary computed last, in this number format."),
+    (
+        "canary_bandwidth_bytes_per_second",
+        "gauge",
+        "What the canary moved last; of an all-reduce that of the bus, as nccl-tests has it.",
+    ),
+    ("canary_duration_seconds", "gauge", "How long the canary's last run had the GPU."),
+    (
+        "canary_baseline_ratio",
+        "gauge",
+        "The canary by its own baseline; below 1 is slower. Absent while that is being learned.",
+    ),
+    (
+        "canary_expected_ratio",
+        "gauge",
+        "The canary by what a healthy card of the model gives, where that is known.",
+    ),
+    (
+        "canary_last_success_timestamp_seconds",
+        "gauge",
+        "When the canary last ran to its end and was right, also before the daemon's start.",
+    ),
+    (
+        "canary_runs_total",
+        "counter",
+        "Runs of the canary by result; one with several results counts for each of them.",
+    ),
+    (
+        "canary_skipped_total",
+        "counter",
+        "Times that the canary was due on a GPU and did not run, by reason.",
+    ),
     (
         "gpu_throttle_seconds_total",
         "counter",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch.alerts import Alert
+from gpuwatch.canary_metrics import Sample
 from gpuwatch.job_signals import TENANTS
 from gpuwatch.lost_time import Loss
 from gpuwatch.signals import Column, Entity, Event, column_name
@@ -52,7 +53,8 @@ class Snapshot:
     start; `released` says of each thing that can be released whether it is. `events` are the newest
     ones, and `about` is what else the status page shows.
     `verdict` is what `verdict.judge` says of the alerts, None before the first tick.
-    `canaries` is what the status says of canaries, {} without readings.
+    `canaries` is what the status says of canaries, {} without readings, `canary_samples` what their
+    metrics do.
     `losses` are what each GPU lost time to, and `recordings_skipped` counts by reason.
     `signal_refresh` and `signal_sources` go by column name, bit sets by their signal's.
     """
@@ -78,6 +80,7 @@ class Snapshot:
     gpus_expected: int | None = None
     verdict: Mapping[str, Any] | None = None
     canaries: Mapping[str, Any] = field(default_factory=dict)
+    canary_samples: Sequence[Sample] = ()
     recordings: int = 0
     recordings_skipped: Mapping[str, int] = field(default_factory=dict)
     history_rows: int = 0

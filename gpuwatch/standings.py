@@ -4,36 +4,57 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from gpuwatch.baseline import Baseline
 from gpuwatch.baseline_table import Entry
+from gpuwatch.canary_metrics import Sample, samples
 from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.canary_text import Standing, standing_text, value_of
 from gpuwatch.courses import COURSES, LATEST, SHOWN_SECONDS, Course, Noted, reading_json, worst
 from gpuwatch.expected import figure
 from gpuwatch.signals import HOST, Entity
 
+NOTHING: Mapping[Any, int] = MappingProxyType({})
+
 
 class Standings:
     """What is known of canaries as plain data, made anew only when there are other readings.
 
-    `courses` is never changed, only replaced: another thread may read it. `brief` is what the
-    status says of it, {} without any reading.
+    `courses` and `samples`, their metrics, are never changed, only replaced: another thread may
+    read them. `brief` is what the status says of it, {} without any reading.
     """
 
     def __init__(self) -> None:
         self.courses: Sequence[Course] = ()
+        self.samples: Sequence[Sample] = ()
         self.brief: Mapping[str, Any] = {}
-        self._made_of: tuple[Any, ...] = (0, ())
+        self._made_of: tuple[Any, ...] = ()
 
-    def look(self, baseline: Baseline, gpus: Mapping[str, Entity]) -> None:
-        """Take in the readings there are; `gpus` are those that are here, by uuid."""
-        made_of = (baseline.log.changes, tuple(gpus.items()))
-        if made_of == self._made_of or not baseline.log.changes:
+    def look(
+        self,
+        baseline: Baseline,
+        gpus: Mapping[str, Entity],
+        runs: Mapping[tuple[Entity, str, str], int] = NOTHING,
+        skips: Mapping[tuple[str, str], int] = NOTHING,
+        now: float | None = None,
+    ) -> None:
+        """Take in what there is; `gpus` are those that are here, by uuid.
+
+        `runs` and `skips` are the ledger's counts.
+        """
+        now = time.time() if now is None else now
+        changes = (baseline.log.changes, tuple(gpus.items()))
+        made_of = (*changes, sum(runs.values()), sum(skips.values()))
+        if made_of == self._made_of:
             return
+        if changes != self._made_of[:2] and baseline.log.changes:
+            self._show(baseline, gpus, now)
         self._made_of = made_of
-        now = time.time()
+        self.samples = samples(self.courses, runs, skips, gpus)
+
+    def _show(self, baseline: Baseline, gpus: Mapping[str, Entity], now: float) -> None:
         self.courses = _courses(baseline, gpus, now - SHOWN_SECONDS)
         brief = {"changes": baseline.log.changes, "worst": worst(self.courses, now)}
         self.brief = brief if self.courses else {}

@@ -54,6 +54,7 @@ def snapshot(daemon: "Daemon") -> Snapshot:
         gpus_expected=daemon.gpus_expected,
         verdict=judge(alerts) if daemon.ticks else None,
         canaries=daemon.standings.brief,
+        canary_samples=daemon.standings.samples,
         recordings=daemon.recorder.saved,
         recordings_skipped=daemon.recorder.skipped.copy(),
         history_rows=daemon.archive.rows,

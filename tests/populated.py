@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import populated_canaries as canaries
 import populated_counters as counters
 import populated_host as host
 import populated_network as network
@@ -212,6 +213,7 @@ def snapshot(count=8):
         },
         released={"gpus": False, "counters": False},
         verdict=judge(engine.alerts()),
+        canary_samples=canaries.samples(gpus(count)),
         nvml_up=True,
         gpus_pci=count,
         gpus_expected=count,

@@ -1,0 +1,94 @@
+"""Metrics of canaries: their newest values, how these compare, and what became of runs."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from gpuwatch.canaries import CANARIES
+from gpuwatch.canary_reading import RESULTS
+from gpuwatch.courses import Course
+from gpuwatch.signals import HOST, Entity, quote
+
+VALUES = {"flops_per_second": "flops_per_second", "bytes_per_second": "bandwidth_bytes_per_second"}
+RATIOS = {"ratio": "baseline_ratio", "expected_ratio": "expected_ratio"}
+ON_HOST = tuple(name for name, canary in CANARIES.items() if canary.together)
+ON_GPUS = tuple(name for name, canary in CANARIES.items() if canary.least_gpus == 1)
+
+
+class Sample(NamedTuple):
+    """A value of a metric, without the prefix; `fragment` are labels beside the entity's."""
+
+    name: str
+    entity: Entity
+    fragment: str
+    value: float
+
+
+def samples(
+    courses: Iterable[Course],
+    runs: Mapping[tuple[Entity, str, str], int],
+    skips: Mapping[tuple[str, str], int],
+    gpus: Mapping[str, Entity],
+) -> list[Sample]:
+    """Return all that is known; `gpus` are those that are here by uuid, as `runs` names them.
+
+    Every result that a run of a canary may have is there, though it was never seen.
+    """
+    here = {Entity("gpu", uuid): gpu for uuid, gpu in gpus.items()} | {HOST: HOST}
+    counts: dict[tuple[Entity, str, str], int] = {
+        (place, canary, result): 0
+        for place in here.values()
+        for canary in (ON_HOST if place == HOST else ON_GPUS)
+        for result in RESULTS
+    }
+    for (about, canary, result), count in runs.items():
+        if about in here:
+            counts[here[about], canary, result] = count
+    found = [
+        Sample("canary_runs_total", place, _labels(canary=canary, result=result), count)
+        for (place, canary, result), count in counts.items()
+    ]
+    found += [
+        Sample("canary_skipped_total", HOST, _labels(canary=canary, reason=reason), count)
+        for (canary, reason), count in skips.items()
+    ]
+    return [*found, *_of_courses(courses)]
+
+
+def _of_courses(courses: Iterable[Course]) -> Iterator[Sample]:
+    """Yield what the courses of GPUs that are here, and of the host, gave last.
+
+    Of courses that differ in size or number of GPUs alone it is the one that ran last.
+    """
+    newest: dict[tuple[Entity, str, str, str], Course] = {}
+    ran: dict[tuple[Entity, str], Course] = {}  # the newest run of each canary
+    right: dict[tuple[Entity, str], float] = {}
+    for course in sorted(courses, key=lambda one: float(one["readings"][-1]["time"])):
+        entity = Entity.from_json(course["entity"])
+        if course["uuid"] and entity.id == course["uuid"]:
+            continue  # it is not here
+        of_canary = entity, course["canary"]
+        newest[*of_canary, course["dtype"], course["direction"]] = course
+        ran[of_canary] = course["readings"][-1]
+        good = [one["time"] for one in course["readings"] if one["result"] == "ok"]
+        right[of_canary] = max([right.get(of_canary, 0.0), *good])
+    for (entity, canary, dtype, direction), course in newest.items():
+        labels = _labels(canary=canary, dtype=dtype, direction=direction)
+        good = [one for one in course["readings"] if one["result"] == "ok" and one["value"]]
+        if good and course["unit"] in VALUES:
+            name = f"canary_{VALUES[course['unit']]}"
+            yield Sample(name, entity, labels, good[-1]["value"])
+        for key, name in RATIOS.items():
+            if course[key] is not None:
+                yield Sample(f"canary_{name}", entity, labels, course[key])
+    for (entity, canary), reading in ran.items():
+        if reading["seconds"] is not None:
+            labels = _labels(canary=canary)
+            yield Sample("canary_duration_seconds", entity, labels, reading["seconds"])
+    for (entity, canary), time in right.items():
+        if time:
+            labels = _labels(canary=canary)
+            yield Sample("canary_last_success_timestamp_seconds", entity, labels, time)
+
+
+def _labels(**labels: str) -> str:
+    return ",".join(f"{name}={quote(value)}" for name, value in labels.items() if value)
