@@ -18,6 +18,7 @@ from gpuwatch.clock import monotonic_ns
 from gpuwatch.signals import HOST, Entity, Event
 
 WRONG, FAILED, REGRESSION = "canary_wrong_result", "canary_failed", "canary_regression"
+TOLD = frozenset((WRONG, FAILED, REGRESSION))
 # Why a canary did not run when it was due.
 REASONS = (
     "busy",  # somebody uses the GPU, or it is not known that nobody does

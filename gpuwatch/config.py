@@ -185,6 +185,7 @@ class Simulated(Section):
     fault_after_seconds: Seconds = 5.0
     fault_seconds: Seconds = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    canaries: bool = True
 
 
 class Gpus(Section):

@@ -15,7 +15,7 @@ from gpuwatch.alerts import AlertEngine
 from gpuwatch.archive import Archive
 from gpuwatch.baseline import Baseline
 from gpuwatch.byte_history import kept_of
-from gpuwatch.canary_ledger import CanaryLedger
+from gpuwatch.canary_ledger import TOLD, CanaryLedger
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
@@ -41,6 +41,7 @@ from gpuwatch.requests import answer
 from gpuwatch.rules import RULES
 from gpuwatch.siblings import Done, ProcessorTime, SamplerChannels, SupervisorChannel
 from gpuwatch.signals import HOST, Event
+from gpuwatch.simulated_canaries import SimulatedCanaries
 from gpuwatch.snapshot import ChildState
 from gpuwatch.standings import Standings
 from gpuwatch.status import READER, snapshot
@@ -58,13 +59,11 @@ EVENTS_KEPT, EVENTS_SHOWN = 10_000, 200
 UPKEEP_NS = SECOND_NS
 # Events that an operator should see at the usual level of a log.
 WARNINGS = frozenset(
-    {"sampling_budget", "gpu_lost", "gpu_unreachable", "clock_step", "suspended", "tick_failed"}
+    TOLD
+    | {"sampling_budget", "gpu_lost", "gpu_unreachable", "clock_step", "suspended", "tick_failed"}
     | {
         OWN_OOM_KILL,
         OVERRUN,
-        "canary_failed",
-        "canary_regression",
-        "canary_wrong_result",
         "page_failed",
         "recording_failed",
         "rdma_device_lost",
@@ -97,6 +96,7 @@ class Daemon:
         self.baseline = Baseline(self.store, lambda about: in_trouble(self, about))
         self.canary_ledger = CanaryLedger(self.baseline, self.note)
         self.standings = Standings()
+        self.simulated_canaries = SimulatedCanaries(self)
         self.idle = IdleTime()
         # Canaries' processes that outlived being killed; None while none may run here.
         self.canaries_stuck: int | None = None

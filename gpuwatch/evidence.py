@@ -18,7 +18,8 @@ from gpuwatch.kernel_log import XID, told
 from gpuwatch.place import names_of
 from gpuwatch.siblings import Done
 from gpuwatch.signals import HOST, Entity, Event
-from gpuwatch.source import constant_to_json
+from gpuwatch.source import EntityInfo, constant_to_json
+from gpuwatch.standings import Standings
 from gpuwatch.status import alert_json
 from gpuwatch.takes import SUFFIX, Key, Take, Takes
 
@@ -193,18 +194,24 @@ class FlightRecorder:
             },
             "events": self._sampled_events(take),
             "alerts": alerts,
-            "canaries": self._canaries(take),
+            "canaries": self._canaries(take, known),
             "config": daemon.config,
             "free_ratio": daemon.config["recorder"]["free_ratio"],
         }
 
-    def _canaries(self, take: Take) -> list[Course]:
+    def _canaries(self, take: Take, known: Iterable[EntityInfo]) -> list[Course]:
         """Return what canaries found within the recording and in the day before."""
+        standings = self._daemon.standings
+        if not standings.courses:  # after a crash: nobody has looked yet
+            gpus = [info for info in known if info.entity.kind == "gpu"]
+            uuids = {info.labels["uuid"]: info.entity for info in gpus if info.labels.get("uuid")}
+            standings = Standings()
+            standings.look(self._daemon.baseline, uuids)
         clocks = read_clocks()
         since, until = (
             clocks.wall_ns(time_ns) / SECOND_NS for time_ns in (take.since_ns, take.until_ns)
         )
-        return within(self._daemon.standings.courses, since - CANARIES_SECONDS, until)
+        return within(standings.courses, since - CANARIES_SECONDS, until)
 
     def _sampled_events(self, take: Take) -> list[dict[str, Any]]:
         """Return what happened, without what the rules said of it: a replay judges again."""

@@ -41,6 +41,7 @@ def gather(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
 def canaries(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     """Return what canaries said of GPUs and host, and of which GPUs they say nothing any more."""
     gpus = by_uuid(daemon)
+    daemon.simulated_canaries.look(gpus, monotonic_ns())
     facts = daemon.baseline.facts(gpus)
     daemon.idle.look(daemon.ticks[0] if daemon.ticks else None, gpus.values())
     if daemon.canaries_stuck is None:  # none may run here

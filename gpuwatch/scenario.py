@@ -19,7 +19,7 @@ from gpuwatch.source import Context, EntityInfo, Findings, Opened
 SCENARIOS = (
     *("healthy", "power-capped", "thermal", "power-brake"),
     *("gpu-lost", "gpu-hang", "xid-79", "starved", "mig", "rdma-loss", "rdma-flap"),
-    *("nvlink-down", "pcie-degraded"),
+    *("nvlink-down", "pcie-degraded", "slow-gpu"),
 )
 FAULTLESS = ("healthy", "power-capped")
 

@@ -774,6 +774,7 @@ class Stub:
         self.baseline = Baseline(Store(None), lambda about: in_trouble(self, about))
         self.idle = IdleTime()
         self.canaries_stuck = None
+        self.simulated_canaries = SimpleNamespace(look=lambda *_: None)
         self.started_ns = monotonic_ns() - 2 * 86_400 * SECOND
         self.ticks = ()
         for second in range(900):

@@ -1,17 +1,22 @@
 """The ledger: what becomes of each result of a canary, in events, counts and baselines."""
 
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
+from running import Running, wait_for
 
 from gpuwatch.baseline import Baseline
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary_ledger import REASONS, CanaryLedger
 from gpuwatch.canary_reading import RESULTS, CanaryReading
+from gpuwatch.recorded import Recorded
 from gpuwatch.session import Result
 from gpuwatch.signals import HOST, Entity
 from gpuwatch.store import Store
 
+CONTRACT = tomllib.loads((Path(__file__).parent / "data/metrics.toml").read_text())
 PERIOD = 1800.0
 USUAL = {
     "matmul": {"size": 8192, "dtype": "bf16", "value": 784e12},
@@ -150,3 +155,64 @@ def test_a_result_that_makes_no_sense_is_told(told):
     assert len(node.told("canary_failed")) == (told.get("result") != "skipped")
     assert not node.ledger.runs
     assert set(RESULTS) == {"ok", "wrong", "failed", "aborted"}
+
+
+SLOW = """
+[simulated]
+gpus = 4
+fault_after_seconds = 6.0
+[recorder]
+free_ratio = 0
+after_seconds = 1.0
+[rules.canary_regression_matmul_severe]
+hold_seconds = 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    """Run a node of which a GPU becomes slower."""
+    directory = tmp_path_factory.mktemp("slow")
+    with Running(directory, "--source", "simulated:slow-gpu", config=SLOW) as running:
+        yield running
+
+
+def test_a_simulated_node_serves_all_metrics_of_canaries(slow):
+    """GPU by GPU, then what all do together: each family of the contract has a value."""
+    together = 'gpuwatch_canary_baseline_ratio{canary="allreduce"}'
+    page = wait_for(lambda: (page := slow.scrape()) and together in page and page, 60)
+    families = {name for name in CONTRACT if name.startswith("gpuwatch_canary_")}
+    assert families <= {series.partition("{")[0] for series in page}
+    assert len(families) == 8
+    ratio = slow.value("gpuwatch_canary_baseline_ratio", 'canary="memory"', 'gpu="0"')
+    assert ratio == pytest.approx(1, abs=0.02)
+    skipped = slow.value("gpuwatch_canary_skipped_total", 'canary="allreduce"', 'reason="mig"')
+    assert skipped == 0
+
+
+def test_a_gpu_that_became_slower_is_found(slow):
+    """The regression fires for it alone, is told, and its recording has the readings."""
+    rule = "canary_regression_matmul_severe"
+
+    def alert():
+        found = slow.alert(rule)
+        return found and found["state"] == "firing" and found["recording"] and found
+
+    found = wait_for(alert, 120)
+    assert found["entity"] == ["gpu", "2"]
+    assert found["value"] == pytest.approx(0.08, abs=0.01)
+    firing = {one["entity"][1] for one in slow.status()["alerts"] if "canary" in one["rule"]}
+    assert firing == {"2"}
+    (event,) = slow.events("canary_regression")
+    assert event["entity"] == ["gpu", "2"]
+    assert event["detail"].endswith("the clock was low, this GPU alone")
+    recorded = Recorded(slow.directory / "state/recordings" / found["recording"])
+    (course,) = (
+        one
+        for one in recorded.canaries
+        if (one["canary"], one["dtype"], one["entity"]) == ("matmul", "bf16", ["gpu", "2"])
+    )
+    recorded.close()
+    assert course["state"] == "regression"
+    assert [one["judged"] for one in course["readings"]].count("regression") >= 1
+    assert {one["seconds"] for one in course["readings"]} == {1.1}

@@ -30,7 +30,7 @@ from gpuwatch.standings import Standings
 from gpuwatch.store import Store
 
 GPUS = 4
-CONFIG = f"[simulated]\ngpus = {GPUS}\n[recorder]\nfree_ratio = 0\n"
+CONFIG = f"[simulated]\ngpus = {GPUS}\ncanaries = false\n[recorder]\nfree_ratio = 0\n"
 SECTION = "document.querySelector('#canaries')"
 CHARTS = "document.querySelectorAll('#canary-charts .chart')"
 

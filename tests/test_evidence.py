@@ -20,6 +20,7 @@ from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.gpu_signals import THROTTLE
 from gpuwatch.history import History
 from gpuwatch.quota import stamp
+from gpuwatch.recorded import Recorded
 from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, RecordingWriter
 from gpuwatch.replay import ticks
 from gpuwatch.ring import RingSchema, RingWriter
@@ -404,6 +405,11 @@ def test_rings_of_a_killed_gpuwatch_are_saved(tmp_path):
         assert head.start_ns < fault < head.end_ns
         assert {column.entity.id for ring in head.rings for column in ring.columns} == set("0123")
         assert {info.labels["gpu"] for info in head.entities} == set("0123")
+        recorded = Recorded(path)
+        ran = {course["entity"][1] for course in recorded.canaries}
+        recorded.close()
+        assert ran <= set("0123")
+        assert "0" in ran
         assert sum(len(block.rows) for block in rows) > 100
         running.process.kill()
         running.process.wait()

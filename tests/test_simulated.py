@@ -220,7 +220,7 @@ def test_every_scenario_is_tested_here():
     """A new scenario needs a test of what it does."""
     tested = {"healthy", "power-capped", "thermal", "power-brake", "gpu-lost", "gpu-hang"}
     tested |= {"xid-79", "starved"}
-    elsewhere = {"mig", "rdma-loss", "rdma-flap", "nvlink-down", "pcie-degraded"}
+    elsewhere = {"mig", "rdma-loss", "rdma-flap", "nvlink-down", "pcie-degraded", "slow-gpu"}
     assert set(SCENARIOS) == tested | elsewhere
 
 

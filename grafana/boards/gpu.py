@@ -31,7 +31,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import frame, health, jobs, mig, traffic
+from boards import canaries, frame, health, jobs, mig, traffic
 from gpuwatch.gpu_signals import CLOCK
 
 NODE = 'instance="$instance"'
@@ -51,7 +51,7 @@ def build() -> Json:
         "One GPU: where its clock went, and why.",
         [
             *(_state(), _reasons(), _clock(), _work(), traffic.of_gpu(M), _power_and_heat()),
-            *(health.of_gpu(M), mig.row(M), jobs.row(M), _identity()),
+            *(health.of_gpu(M), canaries.of_gpu(M), mig.row(M), jobs.row(M), _identity()),
         ],
         [frame.job(), frame.instance(many=False), frame.gpu(many=False)],
         frame.alerts(NODE, 'gpu="$gpu"'),

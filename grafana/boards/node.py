@@ -33,7 +33,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import frame, health, host, network, traffic
+from boards import canaries, frame, health, host, network, traffic
 
 NODE = 'instance="$instance"'
 N = scope(frame.JOB, NODE)
@@ -60,6 +60,7 @@ def build() -> Json:
             *(_state(), _alerts(), _clocks(), _heat_and_power(), traffic.of_node(M, SERIES_GPU)),
             *(
                 health.of_node(M, SERIES_GPU),
+                canaries.of_node(N, M, SERIES_GPU),
                 _each(),
                 network.row(N),
                 host.row(N),
