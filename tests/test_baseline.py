@@ -721,7 +721,7 @@ def test_a_running_daemon_takes_an_import_and_alerts(tmp_path, capsys):
     """What was confirmed fires with the GPU's number; the file is safe from two writers."""
     directory = tmp_path / "node"
     directory.mkdir()
-    config = "[simulated]\ngpus = 2\n[recorder]\nfree_ratio = 0\n"
+    config = "[simulated]\ngpus = 2\ncanaries = false\n[recorder]\nfree_ratio = 0\n"
     with Running(directory, "--source", "simulated", config=config) as running:
         gpus = wait_for(lambda: running.status()["gpus"], what="GPUs are known")
         uuid = gpus[1]["uuid"]
