@@ -187,7 +187,7 @@ class Worker:
     def last(self, launch: Callable[[], object], seconds: float) -> float:
         """Keep the device at work for some seconds; return those that a launch took."""
         count, done, busy = self.launches(launch), 0, 0.0
-        while busy < seconds:
+        while not done or busy < seconds:
             busy += self._burst(launch, count)
             done += count
         return busy / done

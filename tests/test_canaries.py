@@ -66,6 +66,19 @@ def flips(where):
 flips((5, 7))
 found["flipped"] = told("integrity", 64)
 torch.matmul = multiply
+found["sustained"] = told("sustained", 64, seconds=1.0)
+found["patterns"] = told("patterns", 1 << 16)
+write, written = torch.bitwise_xor, []
+
+def sticks(pattern, salt, out):
+    write(pattern, salt, out=out)
+    written.append(1)
+    if len(written) == 14:  # the second block of the fourth pattern
+        out[77] ^= 1 << 40
+
+torch.bitwise_xor = sticks
+found["stuck"] = told("patterns", 1 << 16)
+torch.bitwise_xor = write
 matmul = importlib.import_module("gpuwatch.canaries.matmul")
 generator = torch.Generator().manual_seed(1)
 left, right = (torch.randn(64, 64, generator=generator) for _ in range(2))
@@ -144,6 +157,29 @@ def test_one_flipped_bit_is_found(told):
     (reading,) = told["flipped"]
     assert reading["result"] == "wrong"
     assert reading["detail"] == "product 2: rows 5, columns 7 are wrong"
+
+
+def test_a_load_tells_slice_after_slice(told):
+    """A second of it are two slices, each with its rate and its time."""
+    first, second = told["sustained"]
+    assert first["dtype"] == "fp32"
+    assert first["end_ns"] <= second["start_ns"]
+    assert min(first["value"], second["value"]) > 0
+
+
+def test_memory_that_keeps_all_patterns(told):
+    """All blocks were written and read with each pattern."""
+    (reading,) = told["patterns"]
+    assert (reading["result"], reading["memory_bytes"], reading["patterns"]) == ("ok", 4 << 16, 8)
+
+
+def test_one_bit_that_is_not_kept_is_found(told):
+    """Its pattern, place and bit are told."""
+    (reading,) = told["stuck"]
+    assert reading["result"] == "wrong"
+    assert reading["detail"] == (
+        "1010: 1 words are not what was written, the first at byte 66152, bits 0x10000000000"
+    )
 
 
 def test_matrices_are_multiplied(told):

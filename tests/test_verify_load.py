@@ -172,7 +172,7 @@ def test_a_sweep_and_the_rules_of_the_trade(tried):
     assert [size for size, _ in value.curve][::7] == [1 << 20, 8 << 30]
     assert dict(value.curve)[float(1 << 20)] == 6e9
     thumbs = {one.measure: one.verdict for one in found if one.thumb}
-    assert thumbs == {"floor": "FAIL", "large messages": "WARN"}
+    assert thumbs == {"floor": "FAIL", "large sums": "WARN"}
     assert [one.size for one in tried.readings][::7] == [1 << 20, 8 << 30]
 
 
@@ -209,11 +209,11 @@ def test_gpus_that_do_not_hold_out(tried):
     bad = {(one.entity, one.measure): one for one in tried.bad("sustained")}
     assert set(bad) == {
         ("gpu0", "bf16"),
-        ("gpu0", "end by beginning"),
+        ("gpu0", "steadiness"),
         ("gpu1", "temperature"),
         ("gpu2", "held back"),
     }
-    slow = bad["gpu0", "end by beginning"]
+    slow = bad["gpu0", "steadiness"]
     assert (slow.verdict, slow.value) == ("FAIL", pytest.approx(0.865))
     assert bad["gpu1", "temperature"].reason == "1 C from where it slows down"
     held = bad["gpu2", "held back"]

@@ -161,7 +161,7 @@ def _by_thumb(node: Node, curve: Sequence[tuple[float, float]]) -> Iterator[Find
         yield Finding(
             **what,
             verdict="WARN" if low else "PASS",
-            measure="large messages",
+            measure="large sums",
             value=max(large),
             expectation=THUMB_PART * linked,
             source="rule of thumb: 90 % of the link",

@@ -27,7 +27,7 @@ RUNS = (
     ("write", "write", "bw_bytes", "bytes_per_second", ("--rw=write", "--bs=1M", "--iodepth=8")),
     ("read", "read", "bw_bytes", "bytes_per_second", ("--rw=read", "--bs=1M", "--iodepth=8")),
     (
-        "random 4K reads a second",
+        "4K reads/s",
         "read",
         "iops",
         "",

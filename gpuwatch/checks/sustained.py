@@ -144,7 +144,7 @@ def _steadiness(course: Course, about: Facts) -> Finding:
         name="sustained",
         entity=entity(course.gpu),
         verdict=verdict,
-        measure="end by beginning",
+        measure="steadiness",
         value=last / first,
         unit="ratio",
         expectation=1 - DROP_WARN,
