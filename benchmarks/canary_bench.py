@@ -21,7 +21,7 @@ from gpuwatch.canary import Run, Task
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.commands.canary import HOST_PIDS
 from gpuwatch.gpu_readings import memory, process_ids
-from gpuwatch.look import Looks
+from gpuwatch.look import PERIOD_SECONDS, Looks
 from gpuwatch.session import Session
 
 CHILD = Path(__file__).with_name("canary_child.py")
@@ -198,3 +198,27 @@ def finished(run: Run) -> Any:
     while (outcome := run.poll()) is None:
         time.sleep(0.01)
     return outcome
+
+
+def cost(looking: Looks) -> dict[str, float]:
+    """Return what looks take of a processor, and of time."""
+    pid = looking._popen.pid
+    looking.poll()
+    looking.forget()
+    used, start = processor_seconds(pid), time.monotonic()
+    while time.monotonic() - start < 3:
+        time.sleep(0.1)
+        looking.poll()
+    seconds, used = time.monotonic() - start, processor_seconds(pid) - used
+    count = len(next(iter(looking._seen.values()))) - 1
+    return {
+        "cpu_ratio": used / seconds,
+        "looks_per_second": count / seconds,
+        "cpu_ms_a_look": used / count * 1e3,
+        "call_ms_a_look": (seconds / count - PERIOD_SECONDS) * 1e3,
+    }
+
+
+def processor_seconds(pid: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((read(f"{task}/schedstat") or "0").split()[0]) for task in tasks) / 1e9

@@ -15,14 +15,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from canary_bench import PASSED_ON, Bench, about, finished, read, workers
+from canary_bench import PASSED_ON, Bench, about, cost, finished, read, workers
 
 from gpuwatch.busy import intruder
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary import NCCL, Run, members
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.gpu_readings import memory
-from gpuwatch.look import PERIOD_SECONDS, Looks
+from gpuwatch.look import Looks
 
 LOG_LINE = re.compile(r"Algo|NCCL version|tuning", re.IGNORECASE)
 
@@ -56,6 +56,11 @@ def commands(bench: Bench) -> dict[str, Any]:
     most = [peak - idle for peak, idle in zip(sampler.most, before, strict=True)]
     strangers = {pid: who for pid, who in sampler.who.items() if pid not in seen}
     right = [one for one in seen.values() if all(one[key] == PASSED_ON[key] for key in PASSED_ON)]
+    gpus = {
+        "at most 2 GiB": bool(sampler.bytes) and max(most) <= 2 << 30,
+        "NVML lists the workers' own ids": bool(sampler.first) and not strangers,
+        "nobody is listed afterwards": not bench.listed(),
+    }
     return {
         "exit_code": running.returncode,
         "wall_seconds": seconds,
@@ -76,10 +81,8 @@ def commands(bench: Bench) -> dict[str, Any]:
         "checks": {
             "exit code is 0": running.returncode == 0,
             "every result is ok": all(one["result"] == "ok" for one in rows),
-            "at most 2 GiB": not most or max(most) <= 2 << 30,
             "NVLS off in every worker": bool(seen) and len(right) == len(seen),
-            "NVML lists the workers' own ids": not strangers,
-            "nobody is listed afterwards": not bench.listed(),
+            **({} if bench.cpu else gpus),
         },
     }
 
@@ -188,7 +191,7 @@ def intruded(bench: Bench) -> dict[str, Any]:
         "checks": {
             "aborted": outcome.ended == "aborted",
             "gone within 500 ms": "seen" in ms and ms["ended"] <= 500,
-            "job was seen in NVML": bench.cpu or job.pid in sampler.first,
+            **({} if bench.cpu else {"job was seen in NVML": job.pid in sampler.first}),
         },
     }
 
@@ -271,29 +274,6 @@ def flips(bench: Bench) -> dict[str, Any]:
             "every flip found": all(wrong),
         },
     }
-
-
-def cost(looking: Looks) -> dict[str, float]:
-    pid = looking._popen.pid
-    looking.poll()
-    looking.forget()
-    used, start = processor_seconds(pid), time.monotonic()
-    while time.monotonic() - start < 3:
-        time.sleep(0.1)
-        looking.poll()
-    seconds, used = time.monotonic() - start, processor_seconds(pid) - used
-    count = len(next(iter(looking._seen.values()))) - 1
-    return {
-        "cpu_ratio": used / seconds,
-        "looks_per_second": count / seconds,
-        "cpu_ms_a_look": used / count * 1e3,
-        "call_ms_a_look": (seconds / count - PERIOD_SECONDS) * 1e3,
-    }
-
-
-def processor_seconds(pid: int) -> float:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((read(f"{task}/schedstat") or "0").split()[0]) for task in tasks) / 1e9
 
 
 def looks(bench: Bench) -> dict[str, Any]:
