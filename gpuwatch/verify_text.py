@@ -65,9 +65,9 @@ def lines(report: Report) -> Iterator[str]:
 def _lines(report: Report) -> Iterator[str]:
     judged = report.judged
     yield from _table(judged)
-    for found in sorted(judged, key=lambda one: VERDICTS.index(one.verdict)):
-        if found.verdict != "PASS":
-            yield from ("", *_explained(found))
+    for group in merged(judged):
+        if group[0].verdict != "PASS":
+            yield from ("", *_explained(group))
     if thumbs := [found for found in report.findings if found.thumb]:
         yield from ("", THUMB, *_table(thumbs))
     if report.compared:
@@ -167,12 +167,13 @@ def values(group: Sequence[Finding]) -> str:
     return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different"
 
 
-def _explained(found: Finding) -> Iterator[str]:
-    """Yield why a finding is no PASS, and what to do."""
+def _explained(group: Sequence[Finding]) -> Iterator[str]:
+    """Yield why findings are no PASS, and what to do."""
+    found = group[0]
     forced = " (forced)" if found.forced else ""
-    yield f"{found.verdict}{forced}  {title(found)}, {found.entity}"
+    yield f"{found.verdict}{forced}  {title(found)}, {_places([one.entity for one in group])}"
     if found.value is not None or found.expectation is not None:
-        told = amount(found.value, found.unit)
+        told = _values(group)
         if found.expectation is not None:
             told += f"; expected {amount(found.expectation, found.unit)}"
             told += f", {found.source}" * bool(found.source)

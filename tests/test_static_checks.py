@@ -266,13 +266,13 @@ HOSTS: dict[Callable[[Path], Host], set[tuple[str, ...]]] = {
     | every(8, "FAIL", "nvlink", "links", "link")
     | SXM_WITHOUT_LINKS,
     worn_out: {
-        ("FAIL", "memory_health", "gpu0", "remapping failed", "memory"),
-        ("WARN", "memory_health", "gpu0", "remapped rows", "memory"),
-        ("FAIL", "memory_health", "gpu1", "remapping pending", "memory"),
-        ("WARN", "memory_health", "gpu1", "remapped rows", "memory"),
-        ("WARN", "memory_health", "gpu2", "lifetime uncorrected errors", "memory"),
-        ("FAIL", "memory_health", "gpu3", "banks without spare rows", "memory"),
-        ("FAIL", "memory_health", "gpu4", "recovery action", "memory"),
+        ("FAIL", "health", "gpu0", "remap failed", "memory"),
+        ("WARN", "health", "gpu0", "remapped", "memory"),
+        ("FAIL", "health", "gpu1", "remap pending", "memory"),
+        ("WARN", "health", "gpu1", "remapped", "memory"),
+        ("WARN", "health", "gpu2", "lifetime", "memory"),
+        ("FAIL", "health", "gpu3", "spare rows", "memory"),
+        ("FAIL", "health", "gpu4", "recovery", "memory"),
     },
     set_down: every(7, "WARN", "settings", "power limit", "power")
     | {

@@ -186,15 +186,15 @@ def _device(node: Node, gpu: Facts) -> Finding:
         )
     if model is None:
         return matter.seen(told).skipped("which id this model should have is not known", ID_LIST)
-    matter = matter.seen(told, " or ".join(model.board.devices), model.board.source)
+    matter = matter.seen(told, " or ".join(model.board.devices), "list of PCI ids")
     if real is None:
         return matter.skipped("nobody lists this id, so it says nothing", ID_LIST)
     if real is model:
         return matter.good()
     return matter.bad(
-        f"by its PCI id it is a {real.model}, by its name a {model.model}",
+        f"by its PCI id it is {real.model}, by its name {model.model}",
         "board",
-        f"reject it, or pay for a {real.model}",
+        f"reject it, or pay for {real.model} alone",
     )
 
 
@@ -226,17 +226,17 @@ def _memory(gpu: Facts) -> Finding:
     if model is None:
         return matter.seen(size).unknown_model(name, "memory")
     full = expected.memory_bytes(model, name)
-    matter = matter.seen(size, full, model.board.source)
+    matter = matter.seen(size, full, "data sheet")
     if size < LEAST_MEMORY * full:
         return matter.bad(
-            f"it has {size / full:.0%} of the memory of a {model.model}: a slice by vGPU, by MIG or"
+            f"it has {size / full:.0%} of the memory of {model.model}: a slice by vGPU, by MIG or"
             " by a library put before the driver's, or another board",
             "board",
             "look at /etc/ld.so.preload, and at the GPU from the host; or reject it",
         )
     if size > MOST_MEMORY * full:
         return matter.odd(
-            f"it has {size / full:.2g} times the memory of a {model.model}: a changed board",
+            f"it has {size / full:.2g} times the memory of {model.model}: a changed board",
             "board",
             "ask who changed it; test its memory with --deep",
         )
@@ -256,7 +256,7 @@ def _power(gpu: Facts) -> Finding:
     matter = matter.seen(made_for, model.power_watts, "data sheet")
     small = made_for < LEAST_POWER * model.power_watts
     fault = (
-        f"the board was made for {made_for:g} W, a {model.model} for {model.power_watts:g} W:"
+        f"the board was made for {made_for:g} W, {model.model} for {model.power_watts:g} W:"
         " a smaller variant, or another board"
     )
     step = "compare its matmul with what was promised"

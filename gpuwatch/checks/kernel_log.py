@@ -29,8 +29,8 @@ def look(node: Node) -> Iterator[Finding]:
         return
     for gpu in node.gpus:
         yield _of_gpu(gpu, found)
-    yield _of_host(found, SXID, "NVSwitch faults")
-    yield _of_host(found, PCIE_ERROR, "PCIe errors")
+    yield _of_host(found, SXID, "NVSwitch")
+    yield _of_host(found, PCIE_ERROR, "PCIe")
 
 
 def _found(path: Path) -> Iterator[tuple[int, Found]]:

@@ -67,7 +67,7 @@ def _up(node: Node, gpu: Facts) -> Finding:
 def _bridged(node: Node, up: int, model: str, matter: Matter) -> Finding:
     """Judge a card whose links depend on a bridge or a system: by its like on this host."""
     most = max((links_up(one) or 0 for one in node.answering), default=0)
-    fault = f"{up} NVLinks are up, of a {model} beside it {most}: a bridge is missing or loose"
+    fault = f"{up} NVLinks are up, of the {model} beside it {most}: a bridge is missing or loose"
     return matter.seen(float(up), float(most), "siblings").judged(
         fault if up < most else "", "link", "look whether the bridge is there and sits well"
     )

@@ -1,8 +1,8 @@
 """Whether each GPU's PCIe link is as wide and as fast as its slot should make it.
 
-A GPU that does nothing lets its link down to generation 1, and that is fine: `findings` says so of
-a link that is not under load, and judges one that is. What a virtual machine shows for a slot may
-be made up, so a link is never held to be less than it is seen to do.
+A GPU that does nothing lets its link down to generation 1, and that is fine: the check `pcie` looks
+again while it copies. What a virtual machine shows for a slot may be made up, so a link is never
+held to be less than it is seen to do.
 """
 
 from collections.abc import Iterator
@@ -62,13 +62,8 @@ def _least(now: int | None, *limits: int | None) -> int | None:
     return max(min(known), now or 0) if known else None
 
 
-def findings(link: Link, under_load: bool, name: str, entity: str) -> Iterator[Finding]:
-    """Judge a link for the check `name`."""
-    yield _width(link, under_load, Matter(name, entity, "lanes"))
-    yield _generation(link, under_load, Matter(name, entity, "generation"))
-
-
-def _width(link: Link, under_load: bool, matter: Matter) -> Finding:
+def width(link: Link, matter: Matter) -> Finding:
+    """Judge the lanes of a link."""
     now, slot = link.lanes, link.lanes_limit
     wanted = link.wanted[1] if link.wanted else link.lanes_own
     if not now:
@@ -78,12 +73,9 @@ def _width(link: Link, under_load: bool, matter: Matter) -> Finding:
     matter = matter.seen(float(now), float(wanted), _source(link))
     if now >= wanted:
         return matter.good()
-    if slot is not None and slot > now and not under_load:
-        fault = f"{now} lanes now, where {slot} are possible; nobody uses the link now"
-        return matter.odd(fault, "link", f"look again under load; if it stays, {RESEAT}")
     if slot is not None and slot > now:
-        fault = f"{now} lanes under load, where GPU and slot can do {slot}"
-        return matter.bad(fault, "link", RESEAT)
+        fault = f"{now} lanes now, where {slot} are possible; nobody uses the link now"
+        return matter.odd(fault, "link", f"see the check pcie; if it is so there, {RESEAT}")
     return matter.bad(
         f"the slot gives {now} lanes, so copies take {wanted / now:.2g} times as long",
         "link",
@@ -91,7 +83,8 @@ def _width(link: Link, under_load: bool, matter: Matter) -> Finding:
     )
 
 
-def _generation(link: Link, under_load: bool, matter: Matter) -> Finding:
+def generation(link: Link, matter: Matter) -> Finding:
+    """Judge the generation of a link that nobody uses."""
     now, limit = link.generation, link.generation_limit
     wanted = link.wanted[0] if link.wanted else link.generation_own
     if not now:
@@ -108,11 +101,9 @@ def _generation(link: Link, under_load: bool, matter: Matter) -> Finding:
             "host",
             "look at the generation set in the BIOS, and at risers; or take another host",
         )
-    if under_load:
-        return matter.bad(f"the link runs generation {now} under load", "link", RESEAT)
     if limit is None:
         reason = "nobody uses the link, and what the slot can do is not told"
-        return matter.skipped(reason, "look again under load")
+        return matter.skipped(reason, "see the check pcie")
     return matter.good("let down, as nobody uses it")
 
 
@@ -125,11 +116,13 @@ def look(node: Node) -> Iterator[Finding]:
     for gpu in node.answering:
         model = expected.named(name_of(gpu))
         if model is not None and model.board.pcie is None:
-            reason = f"how a {model.model} is linked to its host depends on the system"
+            reason = f"how {model.model} is linked to its host depends on the system"
             step = "compare the pcie canary with a node like it"
             yield Matter("pcie_link", entity(gpu), "lanes").skipped(reason, step)
         else:
-            yield from findings(link(node, gpu), False, "pcie_link", entity(gpu))
+            found = link(node, gpu)
+            yield width(found, Matter("pcie_link", entity(gpu), "lanes", "lanes"))
+            yield generation(found, Matter("pcie_link", entity(gpu), "generation"))
         yield _replays(gpu)
 
 

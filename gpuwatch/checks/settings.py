@@ -43,7 +43,7 @@ def _power_limit(gpu: Facts) -> Finding:
     return matter.seen(limit, default, "the board's own limit").judged(
         fault if limit < LOWERED * default else "",
         "power",
-        f"nvidia-smi -i {gpu.get('gpu')} -pl {default:g}",
+        f"nvidia-smi -pl {default:g}",
         fatal=limit < FAR_LOWERED * default,
     )
 
@@ -100,7 +100,7 @@ def _compute_mode(gpu: Facts) -> Finding:
     if mode is None:
         return matter.unread("its compute mode")
     fault = "no program may compute on it" if mode == "prohibited" else ""
-    step = f"nvidia-smi -i {gpu.get('gpu')} -c 0"
+    step = "nvidia-smi -c 0"
     return matter.seen(mode, "default", "nvidia-smi").judged(fault, "driver", step, fatal=True)
 
 

@@ -94,11 +94,12 @@ def _ways(gpus: Mapping[object, Facts], cells: Mapping[tuple[object, object], st
     told = ", ".join(f"{times}x {word}" for word, times in sorted(summary.items()))
     if not all(cells.values()):
         return matter.seen(told or None).unread("how each two GPUs are connected")
-    models = [expected.named(name_of(gpu)) for gpu in gpus.values()]
-    known = [model for model in models if model is not None]
+    names = [name_of(gpu) for gpu in gpus.values()]
+    known = [model for model in map(expected.named, names) if model is not None]
     matter = matter.seen(told)
-    if len(known) < len(models):
-        return matter.unknown_model("a GPU here", "ways to its peers")
+    if len(known) < len(names):
+        strange = next(name for name in names if expected.named(name) is None)
+        return matter.unknown_model(strange, "ways to its peers")
     links = min(model.board.nvlink[0] if model.board.nvlink else 0 for model in known)
     without = [pair for pair, word in cells.items() if not word.startswith("NV")]
     if not links:

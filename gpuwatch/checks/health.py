@@ -28,12 +28,12 @@ def look(node: Node) -> Iterator[Finding]:
         else:
             reason = "it tells neither of remapped rows nor of retired pages"
             step = "test its memory with --deep"
-            yield Matter("memory_health", entity(gpu), "repairs").skipped(reason, step)
+            yield Matter("health", entity(gpu), "repairs").skipped(reason, step)
         yield _recovery(gpu)
 
 
 def _since_boot(gpu: Facts) -> Finding:
-    matter = Matter("memory_health", entity(gpu), "uncorrected errors")
+    matter = Matter("health", entity(gpu), "uncorrected")
     errors = count(gpu, "ecc", "since_boot", "uncorrected")
     if errors is None:
         step = "test its memory with --deep"
@@ -45,7 +45,7 @@ def _since_boot(gpu: Facts) -> Finding:
 
 
 def _lifetime(gpu: Facts) -> Finding:
-    matter = Matter("memory_health", entity(gpu), "lifetime uncorrected errors")
+    matter = Matter("health", entity(gpu), "lifetime")
     errors = count(gpu, "ecc", "lifetime", "uncorrected")
     if errors is None:
         return matter.skipped("it has no ECC, ECC is off, or it does not tell", "nothing")
@@ -57,7 +57,7 @@ def _lifetime(gpu: Facts) -> Finding:
 
 def _rows(gpu: Facts) -> Iterator[Finding]:
     source = "NVIDIA's GPU memory error management"
-    matter = Matter("memory_health", entity(gpu), "remapping failed")
+    matter = Matter("health", entity(gpu), "remap failed")
     failed = flag(gpu, "rows", "failed")
     if failed is None:
         yield matter.unread("whether remapping rows has failed")
@@ -65,7 +65,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
         fault = "a row of its memory could not be remapped" if failed else ""
         matter = matter.seen("yes" if failed else "no", "no", source)
         yield matter.judged(fault, "memory", RMA, fatal=True)
-    matter = Matter("memory_health", entity(gpu), "remapping pending")
+    matter = Matter("health", entity(gpu), "remap pending")
     pending = flag(gpu, "rows", "pending")
     if pending is None:
         yield matter.unread("whether rows are still to be remapped")
@@ -73,7 +73,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
         fault = "rows of its memory are still to be remapped" if pending else ""
         matter = matter.seen("yes" if pending else "no", "no", source)
         yield matter.judged(fault, "memory", RESET, fatal=True)
-    matter = Matter("memory_health", entity(gpu), "remapped rows")
+    matter = Matter("health", entity(gpu), "remapped")
     rows = count(gpu, "rows", "uncorrected")
     if rows is None:
         yield matter.unread("how many rows were remapped")
@@ -86,7 +86,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
 
 
 def _banks(gpu: Facts) -> Finding:
-    matter = Matter("memory_health", entity(gpu), "banks without spare rows")
+    matter = Matter("health", entity(gpu), "spare rows")
     none, low = count(gpu, "rows", "banks", "none"), count(gpu, "rows", "banks", "low")
     if none is None or low is None:
         return matter.skipped("it does not tell how many rows its banks have left", "nothing")
@@ -100,7 +100,7 @@ def _banks(gpu: Facts) -> Finding:
 
 def _pages(gpu: Facts) -> Iterator[Finding]:
     single, double = (count(gpu, "retired", cause) for cause in ("single_bit", "double_bit"))
-    matter = Matter("memory_health", entity(gpu), "retired pages")
+    matter = Matter("health", entity(gpu), "retired")
     if single is None or double is None:
         yield matter.unread("how many pages were retired")
     else:
@@ -111,7 +111,7 @@ def _pages(gpu: Facts) -> Iterator[Finding]:
             RMA if pages >= WORN_OUT_PAGES else "test its memory with --deep, and watch the count",
             fatal=pages >= WORN_OUT_PAGES,
         )
-    matter = Matter("memory_health", entity(gpu), "retirement pending")
+    matter = Matter("health", entity(gpu), "retire pending")
     pending = flag(gpu, "retired", "pending")
     if pending is None:
         yield matter.unread("whether pages are still to be retired")
@@ -122,7 +122,7 @@ def _pages(gpu: Facts) -> Iterator[Finding]:
 
 
 def _recovery(gpu: Facts) -> Finding:
-    matter = Matter("memory_health", entity(gpu), "recovery action")
+    matter = Matter("health", entity(gpu), "recovery")
     action = count(gpu, "recovery")
     if action is None:
         step = "older drivers do not; look for Xids in the kernel log"
@@ -134,4 +134,6 @@ def _recovery(gpu: Facts) -> Finding:
     return matter.judged(fault, "memory", step, fatal=True)
 
 
-CHECK = StaticCheck("memory_health", "whether GPU memory is sound, repairs and asks", look)
+CHECK = StaticCheck(
+    "health", "errors and repairs of GPU memory, and what the driver asks for", look
+)
