@@ -117,5 +117,5 @@ def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
 def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return ""

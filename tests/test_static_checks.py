@@ -1,6 +1,12 @@
 """Static checks of `gpuwatch verify`: frauds and faults are found, sound hosts are left alone."""
 
-from collections.abc import Callable
+import copy
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +23,10 @@ from hosts import (
 )
 
 from gpuwatch import checks
+from gpuwatch.checks import kernel_log, pcie_link, topology
+from gpuwatch.checks.identity import differs
+from gpuwatch.checks.pcie_link import Link
+from gpuwatch.static_check import Matter
 from gpuwatch.verify import Finding, Node
 
 STATIC = [check for check in checks.CHECKS if check.phase == "static"]
@@ -313,3 +323,203 @@ def test_what_is_wrong_is_found_and_nothing_else(make, tmp_path, monkeypatch):
         assert one.verdict in ("PASS", "SKIP") or one.expectation is None or one.source, one
         assert "\n" not in one.reason + one.next_step
         assert Finding.from_json(one.to_json()) == one
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "same"),
+    [
+        ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("a100 sxm", "A100-SXM4-40GB", True),
+        ("H100 SXM", "NVIDIA H100 80GB HBM3", True),
+        ("H100-SXM5-80GB", "NVIDIA H100 80GB HBM3", True),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", True),
+        ("H100", "NVIDIA H100 PCIe", True),
+        ("A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", False),
+        ("A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", False),
+        ("H100 SXM", "NVIDIA H100 PCIe", False),
+        ("H100 PCIe", "NVIDIA H100 80GB HBM3", False),
+        ("H100", "NVIDIA H200", False),
+        ("A10", "NVIDIA A100-SXM4-80GB", False),
+        ("L40", "NVIDIA L40S", False),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090 D", False),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090 Laptop GPU", False),
+        ("A100", "GRID A100-20C", False),
+    ],
+)
+def test_a_model_that_was_asked_for(asked, name, same):
+    """A short name means any variant of the card, a longer one that variant alone."""
+    assert bool(differs(asked, name)) is not same
+
+
+@pytest.mark.parametrize(
+    ("link", "lanes", "generation"),
+    [
+        (Link(4, 16, 4, 16, 4, 16, (4, 16)), "PASS", "PASS"),
+        (Link(1, 16, 4, 16, 4, 16, (4, 16)), "PASS", "PASS"),  # let down while idle
+        (Link(1, 8, 4, 16, 4, 16, (4, 16)), "WARN", "PASS"),
+        (Link(4, 8, 4, 8, 4, 16, (4, 16)), "FAIL", "PASS"),
+        (Link(3, 16, 3, 16, 5, 16, (5, 16)), "PASS", "WARN"),  # an older host
+        (Link(1, 1, None, None, None, None, (4, 16)), "FAIL", "SKIP"),
+        (Link(3, 8, 3, 8, 3, 16, (3, 8)), "PASS", "PASS"),  # a T4 is content
+        (Link(4, 16, None, None, None, 16, None), "PASS", "UNKNOWN"),
+        (Link(None, None), "UNKNOWN", "UNKNOWN"),
+    ],
+)
+def test_a_pcie_link(link, lanes, generation):
+    """The width counts also while a GPU does nothing; the generation as far as the slot allows."""
+    matter = Matter("pcie_link", "gpu0")
+    assert pcie_link.width(link, matter).verdict == lanes
+    assert pcie_link.generation(link, matter).verdict == generation
+
+
+@pytest.mark.parametrize(("bits", "told"), [(0x5F, "WARN"), (0x01, "PASS"), (None, "PASS")])
+def test_bridges_that_redirect_peers(bits, told, tmp_path, monkeypatch):
+    """ACS that sends peer copies through the processor is told where GPUs need those."""
+    made = a100_pcie(tmp_path, 2)
+    config = bytearray(4096)
+    config[0x100:0x104] = (0x148 << 20 | 0x0001).to_bytes(4, "little")  # first, error reporting
+    if bits is not None:
+        config[0x148:0x14C] = (0x000D).to_bytes(4, "little")
+        config[0x14E:0x150] = bits.to_bytes(2, "little")
+    bridge = made.tree.root / "devices/pci0000:00/0000:00:01.0"
+    (bridge / "config").write_bytes(config)
+    bus = made.tree.root / "bus/pci/devices"
+    (bus / bridge.name).symlink_to(bridge)
+    for switch in ("0000:e0:00.0", "0000:e1:00.0"):
+        (bridge / switch / "config").write_bytes(bytes(4096))
+        (bus / switch).symlink_to(bridge / switch)
+    (found,) = [one for one in topology.CHECK.run(made.node(monkeypatch)) if one.measure == "acs"]
+    assert found.verdict == told
+    assert (bridge.name in found.reason) is (told == "WARN")
+
+
+def test_old_xids_only_warn(tmp_path):
+    """A critical Xid of yesterday may have been repaired since; where no log is shown, none is."""
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,1000000,-;NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off\n")
+    node = Node(kmsg=log, gpus=[{"gpu": 0, "pci_bus_id": "0000:07:00.0"}])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_log, "monotonic_ns", lambda: 3 * 86400 * 10**9)
+        found = next(iter(kernel_log.CHECK.run(node)))
+    assert (found.verdict, found.value) == ("WARN", "1x 79")
+    assert "3 days ago" in found.reason
+    (found,) = kernel_log.CHECK.run(replace(node, kmsg=tmp_path / "none"))
+    assert found.verdict == "SKIP"
+
+
+# What each group of facts says, by check and measure: without it, none of that is a PASS.
+SAYS = {
+    "name": {("identity", "model"), ("identity", "memory"), ("nvlink", "links")},
+    "memory": {("identity", "memory")},
+    "modes": {
+        ("identity", "whole"),
+        *(("settings", what) for what in ("ecc", "compute mode", "persistence")),
+    },
+    "pcie": {("pcie_link", what) for what in ("lanes", "generation", "replays")},
+    "power": {("identity", "power"), ("settings", "power limit")},
+    "clocks": {("settings", "sm clock"), ("settings", "memory clock")},
+    "reasons": {("settings", "held back")},
+    "ecc": {("health", "uncorrected"), ("health", "lifetime")},
+    "rows": {("health", what) for what in ("remap failed", "remap pending", "remapped")},
+    "nvlinks": {("nvlink", "links"), ("nvlink", "speed"), ("topology", "ways")},
+    "nvlink_errors": {("nvlink", f"{what} errors") for what in ("replay", "recovery", "crc")},
+    "fabric": {("driver", "fabric")},
+    "recovery": {("health", "recovery")},
+    "gsp_firmware": {("driver", "firmware")},
+}
+GARBAGE = (
+    None,
+    "",
+    " ",
+    -1,
+    2**64 - 1,
+    2**32 - 1,
+    float("nan"),
+    {},
+    True,
+    [1],
+    ["x"],
+    [[]],
+    "\ud800",
+)
+
+
+def test_what_was_not_read_is_no_pass(tmp_path, monkeypatch):
+    """Whatever a driver does not tell, or tells wrongly, is never found to be well."""
+    node = two_h200(tmp_path).node(monkeypatch)
+    for group, measures in SAYS.items():
+        for one in GARBAGE:
+            if (group, one) in (("reasons", ["x"]), ("gsp_firmware", "\ud800"), ("recovery", True)):
+                continue  # that could be
+            gpus = [{**gpu, group: one} for gpu in node.gpus]
+            good = {
+                (found.name, found.measure)
+                for found in examine(replace(node, gpus=gpus))
+                if found.verdict == "PASS"
+            }
+            assert not good & measures, (group, one)
+    nowhere = {name: tmp_path / "no" for name in ("sysfs", "procfs", "devices", "kmsg")}
+    blind = examine(Node(gpus=[{"gpu": 0, "pci_bus_id": "0000:07:00.0"}], **nowhere))
+    assert [found for found in blind if found.verdict == "PASS"] == []
+
+
+def leaves(facts: object) -> Iterator[tuple[dict | list, object]]:
+    """Yield each place in facts, as what holds it and its key."""
+    items = facts.items() if isinstance(facts, dict) else enumerate(facts)
+    for key, value in list(items):
+        if key not in ("gpu", "gpus"):
+            yield facts, key
+        if isinstance(value, dict | list):
+            yield from leaves(value)
+
+
+def test_no_garbage_breaks_a_check(tmp_path, monkeypatch):
+    """Facts and files may be anything: each check still comes to its end, with findings."""
+    source = random.Random(7)
+    made = eight_a100(tmp_path)
+    node = made.node(monkeypatch)
+    files = [path for path in (*node.sysfs.rglob("*"), *node.procfs.rglob("*")) if path.is_file()]
+    rubbish = (b"", b"\xff\xfe", b"4294967295", b"-1 -1", b"nan", b"0x", b"a: b\n" * 99, b"[]")
+    for _ in range(40):
+        gpus = copy.deepcopy(node.gpus[:3])
+        pairs, driver = copy.deepcopy(list(node.pairs)), dict(node.driver)
+        for _ in range(source.randrange(1, 12)):
+            holder, key = source.choice(list(leaves([*gpus, driver, *pairs[:3]]))[9:])
+            holder[key] = source.choice(GARBAGE)
+        for path in source.sample(files, 4):
+            path.write_bytes(source.choice(rubbish))
+        found = examine(replace(node, gpus=gpus, pairs=pairs, driver=driver))
+        assert {one.name for one in found} == {check.name for check in STATIC}
+        assert all(json.loads(json.dumps(one.to_json())) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("make", "expect", "code", "told"),
+    [
+        (two_h200, "2xH200", 0, set()),
+        (a100_pcie, "4xA100-SXM4-80GB", 2, {("identity", "asked for")}),
+        (future, "2", 3, set()),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_the_command_looks_at_a_host(make, expect, code, told, tmp_path):
+    """`gpuwatch verify --expect` accepts a sound node and rejects frauds, by its exit code."""
+    made = make(tmp_path)
+    path = made.environment()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "gpuwatch", "verify", "--json", "-", "--expect", expect),
+            *(f"--only={check.name}" for check in STATIC),
+            *(f"--path.{name}={tmp_path / name}" for name in ("sysfs", "kmsg", "runtime", "state")),
+            f"--path.procfs={tmp_path / 'proc'}",
+        ],
+        env=path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    found = json.loads(done.stdout)["checks"]
+    assert told <= {(one["name"], one["measure"]) for one in found if one["verdict"] == "FAIL"}
+    assert told or not [one for one in found if one["verdict"] == "FAIL"]
