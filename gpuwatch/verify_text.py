@@ -63,11 +63,16 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    judged = report.judged
-    yield from _table(judged)
-    for group in merged(judged):
-        if group[0].verdict != "PASS":
-            yield from ("", *_explained(group))
+    judged = [found for found in report.judged if found.verdict != "SKIP"]
+    looked = {one.check.name for one in report.ran if one.check.phase == "static"}
+    sound = [found for found in judged if found.verdict == "PASS" and found.name in looked]
+    yield from _table([found for found in judged if found not in sound], sound)
+    for group in merged(found for found in judged if found.verdict != "PASS"):
+        yield from ("", *_explained(group))
+    if skipped := merged(found for found in report.judged if found.verdict == "SKIP"):
+        yield ""
+        for group in skipped:
+            yield from _skipped(group)
     if thumbs := [found for found in report.findings if found.thumb]:
         yield from ("", THUMB, *_table(thumbs))
     if report.compared:
@@ -109,10 +114,25 @@ def merged(findings: Iterable[Finding]) -> list[list[Finding]]:
     return [list(group) for _, group in groupby(sorted(findings, key=key), key=key)]
 
 
-def _table(findings: Sequence[Finding]) -> Iterator[str]:
-    if findings:
-        yield _row(HEADER, findings[0].forced).removesuffix(FORCED)
-    for group in merged(findings):
+def _table(findings: Sequence[Finding], sound: Sequence[Finding] = ()) -> Iterator[str]:
+    """Yield a row for what differs in place alone; of a check in `sound`, one for all of it."""
+    if some := [*findings, *sound]:
+        yield _row(HEADER, some[0].forced).removesuffix(FORCED)
+    rest = merged(findings)
+    bad = [group for group in rest if group[0].verdict != "PASS"]
+    yield from _rows(bad)
+    for name in dict.fromkeys(found.name for found in sound):
+        own = [found for found in sound if found.name == name]
+        entities = [found.entity for found in own]
+        gpus = [entity for entity in entities if entity.startswith("gpu")]
+        measures = len({found.measure for found in own})
+        cells = (name, places(gpus or entities), f"{measures} as expected", "", "PASS")
+        yield _row(cells, own[0].forced)
+    yield from _rows(rest[len(bad) :])
+
+
+def _rows(groups: Iterable[Sequence[Finding]]) -> Iterator[str]:
+    for group in groups:
         one = group[0]
         cells = (
             title(one),
@@ -139,8 +159,9 @@ def _short(text: str, width: int) -> str:
 
 def places(entities: Sequence[str]) -> str:
     """Return gpu0, gpu1, gpu2, gpu5 as gpu0-2,5; what is no GPU as how many there are."""
+    entities = list(dict.fromkeys(entities))
     numbers = sorted(int(found[1]) for one in entities if (found := re.fullmatch(r"gpu(\d+)", one)))
-    if len(set(entities)) == 1:
+    if len(entities) == 1:
         return entities[0]
     if len(numbers) < len(entities):
         return f"{len(entities)} pairs" if "-" in entities[0] else f"{len(entities)} places"
@@ -171,9 +192,10 @@ def _explained(group: Sequence[Finding]) -> Iterator[str]:
     """Yield why findings are no PASS, and what to do."""
     found = group[0]
     forced = " (forced)" if found.forced else ""
-    yield f"{found.verdict}{forced}  {title(found)}, {_places([one.entity for one in group])}"
+    where = places([one.entity for one in group])
+    yield from _wrapped(f"{found.verdict}{forced}  {title(found)}, {where}")
     if found.value is not None or found.expectation is not None:
-        told = _values(group)
+        told = values(group)
         if found.expectation is not None:
             told += f"; expected {amount(found.expectation, found.unit)}"
             told += f", {found.source}" * bool(found.source)
@@ -183,6 +205,16 @@ def _explained(group: Sequence[Finding]) -> Iterator[str]:
         yield from _wrapped(found.reason + looks, "    why:  ")
     if found.next_step:
         yield from _wrapped(found.next_step, "    next: ")
+
+
+def _skipped(group: Sequence[Finding]) -> list[str]:
+    """Return what the node does not have, in short."""
+    found = group[0]
+    where = places([one.entity for one in group])
+    told = "; ".join(filter(None, (found.reason, found.next_step)))
+    return textwrap.wrap(
+        f"SKIP  {title(found)}, {where}: {told}", WIDTH, subsequent_indent="      "
+    )
 
 
 def _wrapped(text: str, first: str = "") -> list[str]:

@@ -189,24 +189,33 @@ def test_the_table(host):
     """80 columns, the worst first, passing GPUs in a row; then why, and what to do."""
     pcie = {**SOUND[0], "find": [*SOUND[0]["find"][:2], BAD_LINK]}
     thumb = {"verdict": "WARN", "value": 0.5, "unit": "ratio", "thumb": True, "measure": "\x1b[2J"}
-    listed = [pcie, {"name": "trade", "phase": "load", "find": [thumb]}]
-    code, output, errors = host.run([*reversed(listed)], "--skip", "nothing-such")
-    assert (code, output) == (64, "")
+    speed = [
+        {**RATE, "entity": f"gpu{number}", "verdict": "PASS", "value": 7e14 + number * 1e13}
+        for number in range(3)
+    ]
+    none = {"verdict": "SKIP", "reason": "no port", "next_step": "connect one"}
+    listed = [
+        pcie,
+        {"name": "speed", "phase": "load", "find": speed},
+        {"name": "trade", "phase": "load", "find": [none, thumb]},
+    ]
     code, output, errors = host.run([*reversed(listed)])
     assert code == 2
-    assert errors.splitlines()[0].startswith("[1/2] pcie: FAIL, ")  # what only looks comes first
+    assert errors.splitlines()[0].startswith("[1/3] pcie: FAIL, ")  # what only looks comes first
     lines = output.splitlines()
     assert max(map(len, lines)) <= 80
     rows = [re.split("  +", line) for line in lines]
     assert rows[0] == ["CHECK", "WHERE", "VALUE", "EXPECTED", "VERDICT"]
     assert rows[1] == ["pcie lanes", "gpu2", "8 lanes", "16 lanes", "FAIL"]
-    assert rows[2] == ["pcie lanes", "gpu0-1", "16 lanes", "16 lanes", "PASS"]
+    assert rows[2] == ["pcie", "gpu0-1", "1 as expected", "PASS"]
+    assert rows[3] == ["speed", "gpu0-2", "700 to 720 TFLOPS", "700 TFLOPS", "PASS"]
     assert "    is:   8 lanes; expected 16 lanes, the slot" in lines
     assert "    why:  the link has half its lanes (looks like: link)" in lines
     assert "    next: reseat the card" in lines
+    assert "SKIP  trade, host: no port; connect one" in lines
     assert lines.index("Rules of thumb of the trade, which count for nothing above:") > 5
     assert "\x1b" not in output  # a terminal is told nothing
-    assert lines[-1].startswith("FAIL: 3 GPUs: 1 FAIL, 2 PASS (quick, ")
+    assert lines[-1].startswith("FAIL: 3 GPUs: 1 FAIL, 1 SKIP, 5 PASS (quick, ")
 
 
 def test_an_interrupt_leaves_nothing_behind(host):
