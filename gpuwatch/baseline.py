@@ -230,6 +230,15 @@ class Baseline:
         times = [entry.newest for entry in self._entries.values() if entry.entity.id == uuid]
         return max(times, default=None)
 
+    def readings(self, about: Entity, canary: str) -> int:
+        """Return how many readings of a canary there are in the present environment."""
+        found = [
+            entry
+            for entry in self._current.values()
+            if entry.entity == about and entry.shape.canary == canary
+        ]
+        return max(found, key=lambda entry: entry.newest).readings if found else 0
+
     def standings(self) -> list[Standing]:
         """Return how every course stands, those of one GPU together, the current ones first."""
         found = [self._standing(entry) for entry in self._entries.values()]

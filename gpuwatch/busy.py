@@ -6,13 +6,23 @@ costs a job its time, and measures nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 USED_RATIO = 0.02  # more utilization than this is work
 # A context takes 100 MiB and more; without one the driver counts some MiB as used, its own reserve
 # apart.
 USED_BYTES = 64 << 20
 SHOWN = 3  # processes or jobs that a reason names
+
+
+class Obstacle(NamedTuple):
+    """Why no canary may run: `kind` as skips are counted by, and a line for people."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +69,42 @@ class Host:
     released: frozenset[str] = frozenset()
 
 
-def host_reason(host: Host) -> str:
-    """Return why GPUs may not even be looked at, "" if they may."""
+def host_reason(host: Host) -> Obstacle | None:
+    """Return why GPUs may not even be looked at, None if they may."""
     if "gpus" in host.released:
-        return "GPUs are released: gpuwatch resume gpus"
+        return Obstacle("released", "GPUs are released: gpuwatch resume gpus")
     if "canaries" in host.released:
-        return "canaries are paused: gpuwatch resume canaries"
+        return Obstacle("paused", "canaries are paused: gpuwatch resume canaries")
     if host.jobs:
-        return f"a job of Slurm runs here: {_some(sorted(host.jobs))}"
-    return ""
+        return Obstacle("job", f"a job of Slurm runs here: {_some(sorted(host.jobs))}")
+    return None
 
 
-def reason(host: Host, seen: Seen) -> str:
-    """Return why no canary may run on a GPU that was seen like this, "" if it may."""
+def reason(host: Host, seen: Seen) -> Obstacle | None:
+    """Return why no canary may run on a GPU that was seen like this, None if it may."""
     if why := host_reason(host):
         return why
     if seen.mig:
-        return "MIG is on: it measures whole GPUs"
+        return Obstacle("mig", "MIG is on: it measures whole GPUs")
     if seen.compute_mode != "default":
         mode = seen.compute_mode.replace("_", " ") or "not known"
-        return f"compute mode is {mode}: a job that starts meanwhile would fail"
+        text = f"compute mode is {mode}: a job that starts meanwhile would fail"
+        return Obstacle("compute_mode", text)
+    used = _used(seen)
+    if seen.processes == frozenset() and not host.host_pids:
+        return Obstacle(
+            "host_pids",
+            "a container without the host's process ids cannot see who else uses it: start it"
+            " with them (hostPID: true, --pid=host)",
+        )
+    return Obstacle("busy", used) if used else None
+
+
+def _used(seen: Seen) -> str:
     if seen.processes is None:
         return "the driver does not tell its processes"
     if seen.processes:
         return f"in use by process {_some(map(str, sorted(seen.processes)))}"
-    if not host.host_pids:
-        return (
-            "a container without the host's process ids cannot see who else uses it: start it"
-            " with them (hostPID: true, --pid=host)"
-        )
     if seen.utilization_ratio is None or seen.utilization_ratio > USED_RATIO:
         return f"utilization is {_percent(seen.utilization_ratio)}, with no process to be seen"
     if seen.memory_used_bytes is None or seen.memory_used_bytes > USED_BYTES:

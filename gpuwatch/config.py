@@ -16,18 +16,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gpuwatch import toml, web_config
 from gpuwatch.address import DEFAULT_PORT, normalise
-from gpuwatch.errors import ConfigError, RecordingError
+from gpuwatch.canaries import CANARIES
+from gpuwatch.errors import ConfigError
 from gpuwatch.logs import Format, Level
-from gpuwatch.paths import BUNDLED_RECORDING, runtime_directory, state_directory
+from gpuwatch.paths import runtime_directory, state_directory
 from gpuwatch.rules import RULES
-from gpuwatch.scenario import SCENARIOS
+from gpuwatch.source_choice import parse_source
 from gpuwatch.sources import OFF, SOURCES
 from gpuwatch.xid import catalogue
 
 # Flags whose name is not that of their key.
 FLAGS = {"listen_addresses": "listen-address", "config_file": "config.file"}
 FLAGS |= {"max_requests": "max-requests"}
-KINDS = "nvml, simulated, simulated:SCENARIO, replay:FILE or replay:bundled"
 # sun_path of unix(7), less the longest socket name, less the closing NUL.
 RUNTIME_BYTES = 108 - len("/counters.999999.sock") - 1
 
@@ -194,10 +194,19 @@ class Gpus(Section):
     expected: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
-class Canary(Section):
-    """How canaries are run; "" is gpuwatch's own interpreter."""
+_CANARY = f"^({'|'.join(CANARIES)})$"
 
+
+class Canary(Section):
+    """How canaries are run, and when by the daemon; "" is gpuwatch's own interpreter."""
+
+    enabled: bool = True
     python: Text = ""
+    run: list[Annotated[str, Field(pattern=_CANARY)]] = list(CANARIES)
+    size: Literal["full", "small", "tiny"] = "full"
+    interval_seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = 3600.0
+    settle_seconds: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    seed_seconds: Annotated[float, Field(ge=1, le=86400)] = 120.0
 
 
 def _table(name: str, fields: Mapping[str, Any]) -> Any:
@@ -277,41 +286,6 @@ def load(path: Path | None, overrides: Mapping[str, Any], source: str = "nvml") 
     if faults:
         raise ConfigError("\n".join(faults))
     return settings
-
-
-def parse_source(text: str) -> dict[str, str]:
-    """Return {"kind", "scenario", "file"}; ValueError if there is no such source."""
-    kind, colon, rest = text.partition(":")
-    if text in ("nvml", "simulated"):
-        return {"kind": kind, "scenario": "healthy", "file": ""}
-    if kind == "simulated" and colon:
-        if rest not in SCENARIOS:
-            raise ValueError(f"unknown scenario {rest!r}: {', '.join(SCENARIOS)}")
-        return {"kind": kind, "scenario": rest, "file": ""}
-    if kind == "replay" and rest:
-        file = BUNDLED_RECORDING if rest == "bundled" else Path(_path(rest)).absolute()
-        try:
-            if not file.is_file():
-                raise ValueError(f"{file}: no such recording")
-            _try_recording(file)
-        except OSError as error:
-            raise ValueError(f"{file}: {error.strerror}") from error
-        except RecordingError as error:
-            raise ValueError(str(error)) from error
-        return {"kind": kind, "scenario": "", "file": str(file)}
-    raise ValueError(f"unknown source {text!r}: {KINDS}")
-
-
-def _try_recording(file: Path) -> None:
-    """Read the first tick; raises RecordingError if there is none, OSError."""
-    from gpuwatch.playback import Playback
-    from gpuwatch.recording import RecordingReader
-
-    reader = RecordingReader(file)
-    try:
-        next(Playback(reader).steps(0, loop=False))
-    finally:
-        reader.close()
 
 
 def _duties(collectors: Mapping[str, bool], kind: str) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from gpuwatch.archive import Archive
 from gpuwatch.baseline import Baseline
 from gpuwatch.byte_history import kept_of
 from gpuwatch.canary_ledger import TOLD, CanaryLedger
+from gpuwatch.canary_runner import CanaryRunner
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, ClockWatch, monotonic_ns
 from gpuwatch.control import Message, Server
@@ -98,8 +99,6 @@ class Daemon:
         self.standings = Standings()
         self.simulated_canaries = SimulatedCanaries(self)
         self.idle = IdleTime()
-        # Canaries' processes that outlived being killed; None while none may run here.
-        self.canaries_stuck: int | None = None
         self.made_up = self.config["source"]["kind"] != "nvml"
         given = 0 if self.made_up else given_gpus(Path(paths["sysfs"]))
         self.inventory = Inventory(self.store, given)
@@ -123,6 +122,7 @@ class Daemon:
         self.supervisor = SupervisorChannel(child.settings["channel"])
         self.samplers = SamplerChannels(self.runtime)
         self.control = Server(self.runtime / "control.sock", 0o666)
+        self.canary_runner = CanaryRunner(self)
         self.processor_time = ProcessorTime()
         self.children = {
             duty: ChildState() for duty in ("supervisor", "daemon", *self.config["duties"])
@@ -207,6 +207,7 @@ class Daemon:
             self._publish()
         for connection, message in self.control.poll():
             answer(self, connection, message)
+        self.canary_runner.look(now_ns)
         self.recorder.look(now_ns)
 
     def _take(self, tick: Tick) -> None:
@@ -274,6 +275,7 @@ class Daemon:
         for what in self.leases.look():
             self.note(Event(now_ns, HOST, "resumed", f"{what}: its time is over"))
             self.follow_leases()
+            self.canary_runner.resumed()
         self._look_at_gpus()
         for report in self.supervisor.children:
             duty, pid = report["duty"], report["pid"]

@@ -44,9 +44,10 @@ def canaries(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     daemon.simulated_canaries.look(gpus, monotonic_ns())
     facts = daemon.baseline.facts(gpus)
     daemon.idle.look(daemon.ticks[0] if daemon.ticks else None, gpus.values())
-    if daemon.canaries_stuck is None:  # none may run here
+    stuck = daemon.canary_runner.stuck
+    if stuck is None:  # none may run here
         return facts
-    facts.setdefault(HOST, {})["canary_stuck"] = float(daemon.canaries_stuck)
+    facts.setdefault(HOST, {})["canary_stuck"] = float(stuck)
     started = time.time() - (monotonic_ns() - daemon.started_ns) / SECOND_NS
     for uuid, gpu in gpus.items():
         since = daemon.baseline.newest(uuid) or started

@@ -13,6 +13,16 @@ HOURS = 24
 LONGEST_NS = 5 * SECOND_NS  # between two looks; what lies longer between them is not known
 
 
+def is_idle(tick: Tick, gpu: Entity) -> bool | None:
+    """Say whether nobody uses a GPU: no process, and next to no activity; None if not known."""
+    processes, activity = tick.window(gpu, "gpu_processes"), tick.activity(gpu)
+    if processes is None or not processes.covered_ns:
+        return None
+    if processes.last != 0:
+        return False
+    return None if activity is None else activity <= IDLE_RATIO
+
+
 class IdleTime:
     """Sums up, hour by hour, looks at the newest tick; on data time."""
 
@@ -21,7 +31,7 @@ class IdleTime:
         self._looked_ns = 0
 
     def look(self, tick: Tick | None, gpus: Iterable[Entity]) -> None:
-        """Take in the time since the last look: idle is no process, and next to no activity."""
+        """Take in the time since the last look."""
         if tick is None or tick.end_ns <= self._looked_ns:
             return
         passed_ns = min(tick.end_ns - self._looked_ns, LONGEST_NS)
@@ -29,10 +39,7 @@ class IdleTime:
         hour = tick.end_ns // HOUR_NS
         for gpu in gpus:
             hours = self._hours.setdefault(gpu, deque(maxlen=HOURS))
-            processes, activity = tick.window(gpu, "gpu_processes"), tick.activity(gpu)
-            if activity is None or processes is None or processes.last != 0:
-                continue
-            if activity > IDLE_RATIO:
+            if not is_idle(tick, gpu):
                 continue
             before = hours.pop()[1] if hours and hours[-1][0] == hour else 0
             hours.append((hour, before + passed_ns))

@@ -1,4 +1,4 @@
-"""One-off children that the daemon asks for: a recorder now, canaries later; each has a deadline.
+"""One-off children that the daemon asks for: a recorder, canaries; each has a deadline.
 
 The daemon may not start processes itself: the process that serves HTTP must stay small and safe.
 """
@@ -13,7 +13,12 @@ from typing import Any
 from gpuwatch.capabilities import confine
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 
-MODULES = {"recorder": "gpuwatch.recording", "salvage": "gpuwatch.salvage"}
+MODULES = {
+    "canaries": "gpuwatch.canary_job",
+    "recorder": "gpuwatch.recording",
+    "salvage": "gpuwatch.salvage",
+}
+GRACE_NS = 3 * SECOND_NS
 OUTPUT_BYTES = 64 * 1024
 
 
@@ -58,6 +63,12 @@ class Job:
             "late": self._late,
             "output": self._output.decode(errors="replace"),
         }
+
+    def end(self) -> None:
+        """Ask it to end; after a grace it is killed."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+        self._deadline_ns = min(self._deadline_ns, monotonic_ns() + GRACE_NS)
 
     def kill(self) -> None:
         """End the child and all it started."""

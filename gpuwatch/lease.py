@@ -14,6 +14,7 @@ from gpuwatch.store import LeaseRow, Store
 HOLDERS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("state", "counters", "pm"),
     "counters": ("pm",),
+    "canaries": (),  # the daemon's own doing
 }
 
 

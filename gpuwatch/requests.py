@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,8 @@ def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any])
             _resume(daemon, connection, what)
         case {"command": "record", "last_seconds": int() | float() as seconds}:
             _record(daemon, connection, _float(seconds))
+        case {"command": "canary_results", "results": list(results)}:
+            _take_results(daemon, connection, results)
         case {"command": "import_baselines", "path": str(path), "replace": bool(replace)}:
             _import_baselines(daemon, connection, path, replace)
         case {"command": "acknowledge"}:
@@ -94,7 +96,7 @@ def _fault(daemon: "Daemon", what: str) -> str:
     """Return why something can be neither released nor resumed here, "" if it can."""
     if what not in HOLDERS:
         return f"{what}: not one of {', '.join(HOLDERS)}"
-    if not daemon.config["duties"].keys() & HOLDERS[what]:
+    if HOLDERS[what] and not daemon.config["duties"].keys() & HOLDERS[what]:
         return f"{what}: no sampler of this gpuwatch holds them: there is nothing to release"
     return ""
 
@@ -109,11 +111,23 @@ def _release(daemon: "Daemon", connection: Connection, what: str, seconds: float
     daemon.leases.grant(what, seconds)
     daemon.note(Event(monotonic_ns(), HOST, "released", f"{what} for {seconds:g} s"))
 
-    def done(result: Message) -> None:
-        fault = daemon.store.fault
-        connection.send({"released": what, "seconds": seconds, "fault": fault, **result})
+    def quiet(canaries: Sequence[Message]) -> None:
+        def done(result: Message) -> None:
+            fault = daemon.store.fault
+            told = {"released": what, "seconds": seconds, "fault": fault, **result}
+            if "holding" in told:
+                told["holding"] = [*canaries, *told["holding"]]
+            connection.send(told)
 
-    daemon.follow_leases(done)
+        if HOLDERS[what]:
+            daemon.follow_leases(done)
+        else:
+            done({"holding": []})
+
+    if what == "counters":
+        quiet(())
+    else:
+        daemon.canary_runner.quiet("paused" if what == "canaries" else "released", quiet)
 
 
 def _resume(daemon: "Daemon", connection: Connection, what: str) -> None:
@@ -124,6 +138,7 @@ def _resume(daemon: "Daemon", connection: Connection, what: str) -> None:
     if was:
         daemon.note(Event(monotonic_ns(), HOST, "resumed", what))
         daemon.follow_leases()
+        daemon.canary_runner.resumed()
     connection.send({"resumed": what, "was_released": was})
 
 
@@ -208,6 +223,13 @@ def _accept(daemon: "Daemon", connection: Connection) -> None:
         daemon.supervisor.release({*daemon.leases.duties, *HOLDERS["gpus"]}, renumber)
     else:
         connection.send(answer)
+
+
+def _take_results(daemon: "Daemon", connection: Connection, results: Sequence[Any]) -> None:
+    if not all(isinstance(one, dict) for one in results):
+        connection.send({"error": "results: a list of objects is needed"})
+        return
+    connection.send({"judged": daemon.canary_runner.take(results)})
 
 
 def _import_baselines(daemon: "Daemon", connection: Connection, path: str, replace: bool) -> None:

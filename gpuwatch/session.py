@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpuwatch import busy
+from gpuwatch.busy import Obstacle
 from gpuwatch.canaries import CANARIES, LOADS, Canary
 from gpuwatch.canary import LONGEST_SECONDS, Outcome, Run, Task
 from gpuwatch.canary_reading import UNITS, CanaryReading
@@ -29,7 +30,8 @@ NONE = "says a result that is none"
 class Result:
     """What came of a canary on a GPU, by number, or on the host (None).
 
-    `reading` is there unless it was skipped; `detail` is why there is no value, or what was wrong.
+    `reading` is there unless it was skipped, for a `reason` as skips are counted by. `detail` is
+    why there is no value, or what was wrong.
     `forced`: it ran beside somebody, so it says nothing of the GPU.
     `seen` is what was seen meanwhile of each GPU that took part, by number, as `Looks.between` has
     it.
@@ -41,6 +43,7 @@ class Result:
     told: Mapping[str, Any] | None = None
     seen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     detail: str = ""
+    reason: str = ""
     forced: bool = False
 
     @property
@@ -71,6 +74,7 @@ class Result:
             "gpu": self.gpu,
             "result": self.result,
             "detail": self.detail,
+            **({} if self.reading else {"reason": self.reason}),
             "forced": self.forced,
             "expected": self.expected,
             "expected_ratio": self.expected_ratio,
@@ -81,6 +85,8 @@ class Session:
     """Runs canaries; with `looks` on their GPUs, else on processors.
 
     `host` is what is known of it; `force` runs also where somebody is, and says so in the reading.
+    `stop` is asked before each run and during it, and says why it must end. `stuck` are processes
+    that did not end when they were killed: after that nothing runs any more.
     """
 
     def __init__(
@@ -92,15 +98,18 @@ class Session:
         host: busy.Host | None = None,
         force: bool = False,
         sysfs: Path = Path("/sys"),
+        stop: Callable[[], Obstacle | None] = lambda: None,
     ) -> None:
         self._python, self._size, self._looks = python, size, looks
-        self._force, self._sysfs = force, sysfs
-        self._busy: dict[int, str] = {}
+        self._force, self._sysfs, self._stop = force, sysfs, stop
+        self.stuck: list[int] = []
+        self._busy: dict[int, Obstacle | None] = {}
         for gpu in looks.gpus.values() if looks else ():
             assert looks is not None
-            fault = f"does not answer ({gpu.fault})" if gpu.fault else ""
-            self._busy[gpu.number] = fault or busy.reason(
-                host or busy.Host(), looks.newest(gpu.number)
+            self._busy[gpu.number] = (
+                Obstacle("no_answer", f"does not answer ({gpu.fault})")
+                if gpu.fault
+                else busy.reason(host or busy.Host(), looks.newest(gpu.number))
             )
 
     def run(
@@ -131,8 +140,7 @@ class Session:
         work: list[tuple[Sequence[Gpu], Task]] = []
         for unit in units:
             if fault := self._fault(canary, unit):
-                alone = unit[0].number if len(unit) == 1 else None
-                yield Result(canary=name, gpu=alone, detail=fault)
+                yield self._skip(canary, unit, fault)
                 continue
             cpus = node_processors(self._sysfs, unit[0].numa) if len(unit) == 1 else ()
             task = Task(
@@ -148,27 +156,44 @@ class Session:
         for first in range(rounds):
             yield from self._results(canary, work[first::rounds])
 
-    def _fault(self, canary: Canary, unit: Sequence[Gpu]) -> str:
-        """Return why a canary cannot run on some GPUs, "" if it can."""
+    def _halt(self) -> Obstacle | None:
+        """Return why nothing may run any more, None if it may."""
+        if self.stuck:
+            return Obstacle("stuck", f"process {self.stuck[0]} of an earlier one does not end")
+        return self._stop()
+
+    def _skip(self, canary: Canary, unit: Sequence[Gpu], why: Obstacle) -> Result:
+        alone = unit[0].number if len(unit) == 1 else None
+        return Result(canary=canary.name, gpu=alone, detail=why.text, reason=why.kind)
+
+    def _fault(self, canary: Canary, unit: Sequence[Gpu]) -> Obstacle | None:
+        """Return why a canary cannot run on some GPUs, None if it can."""
         if len(unit) < canary.least_gpus:
-            return f"takes {canary.least_gpus} GPUs or more: {len(unit)} given"
+            text = f"takes {canary.least_gpus} GPUs or more: {len(unit)} given"
+            return Obstacle("gpus", text)
         for gpu in unit:
             told = self._busy[gpu.number]
             if told and (gpu.fault or not self._force):
-                return f"GPU {gpu.number}: {told}"
+                return Obstacle(told.kind, f"GPU {gpu.number}: {told}")
         if len(unit) > 1:
             place = os.statvfs(SHARED_MEMORY)
             if place.f_bavail * place.f_frsize < SHARED_BYTES * len(unit):
                 need = f"{SHARED_BYTES * len(unit) >> 20} MiB"
-                return f"{SHARED_MEMORY}: less than {need} free: enlarge it (--shm-size 1g)"
-        return ""
+                text = f"{SHARED_MEMORY}: less than {need} free: enlarge it (--shm-size 1g)"
+                return Obstacle("shared_memory", text)
+        return None
 
     def _results(
         self, canary: Canary, work: Sequence[tuple[Sequence[Gpu], Task]]
     ) -> Iterator[Result]:
         """Run some at once, and yield what came of each once all have ended."""
         now = time.time()
+        if halt := self._halt():
+            for unit, _ in work:
+                yield self._skip(canary, unit, halt)
+            return
         for (unit, task), outcome in zip(work, self._await(work), strict=True):
+            self.stuck += outcome.stuck
             yield from self._told(canary, unit, task, outcome, now)
 
     def _told(
@@ -195,7 +220,7 @@ class Session:
                 forced=any(self._busy[gpu.number] for gpu in unit),
             )
         if outcome.ended == "skipped":
-            yield Result(canary=canary.name, gpu=alone, detail=outcome.fault)
+            yield Result(canary=canary.name, gpu=alone, detail=outcome.fault, reason="not_ready")
         elif outcome.ended != "ok":
             entity = Entity("gpu", unit[0].uuid) if alone is not None else HOST
             reading = CanaryReading(
@@ -234,6 +259,8 @@ class Session:
 
     def _disturbed(self, unit: Sequence[Gpu], run: Run) -> str:
         """Return why a run must end now, "" if it may go on."""
+        if halt := self._stop():
+            return str(halt)
         looks = self._looks
         if looks is None or self._force:
             return ""

@@ -62,8 +62,8 @@ class SupervisorChannel:
         settings: Mapping[str, Any],
         deadline_seconds: float,
         done: Done,
-    ) -> None:
-        """Have a job run; `done` gets its result: `status`, `output`, `late`."""
+    ) -> int:
+        """Have a job run; `done` gets its result, `status`, `output`, `late`. Return its number."""
         self._number += 1
         request = {"spawn": kind, "job": self._number, "deadline_seconds": deadline_seconds}
         descriptor = settings_file(settings)
@@ -72,6 +72,11 @@ class SupervisorChannel:
         finally:
             os.close(descriptor)
         self._jobs[self._number] = done
+        return self._number
+
+    def cancel(self, job: int) -> None:
+        """Have a job end before its time; it is killed if it does not within seconds."""
+        self._send({"cancel": job})
 
     def poll(self) -> None:
         """Take in what has come."""

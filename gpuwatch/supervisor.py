@@ -39,7 +39,9 @@ MAX_DELAY_SECONDS = 10.0
 
 # Config sections that a child must be started anew for; a sampler also for that of its own name.
 SAMPLER_SECTIONS = frozenset({"simulated", "ring", "collectors", "log"})
-DAEMON_SECTIONS = frozenset({"rules", "gpus", "ring", "recorder", "history", "collectors", "log"})
+DAEMON_SECTIONS = frozenset(
+    {"rules", "gpus", "canary", "ring", "recorder", "history", "collectors", "log"}
+)
 
 
 def run(request: Mapping[str, Any]) -> int:
@@ -175,7 +177,7 @@ class Supervisor:
             self._channel = None
         for job in self.jobs:  # nobody waits for them any more
             job.awaited = False
-            job.kill()
+            job.end()
 
     def _start_daemon(self) -> None:
         self._generation += 1
@@ -252,6 +254,10 @@ class Supervisor:
                 self._renew_daemon()
             elif "spawn" in message:
                 self._spawn(message, descriptors)
+            elif "cancel" in message:
+                for job in self.jobs:
+                    if job.awaited and job.number == message["cancel"]:
+                        job.end()
 
     def _daemon_is_ready(self) -> None:
         if not self._ready:

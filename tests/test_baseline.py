@@ -773,8 +773,8 @@ class Stub:
         self.engine = AlertEngine(RULES, {}, None, "")
         self.baseline = Baseline(Store(None), lambda about: in_trouble(self, about))
         self.idle = IdleTime()
-        self.canaries_stuck = None
         self.simulated_canaries = SimpleNamespace(look=lambda *_: None)
+        self.canary_runner = SimpleNamespace(stuck=None)
         self.started_ns = monotonic_ns() - 2 * 86_400 * SECOND
         self.ticks = ()
         for second in range(900):
@@ -787,7 +787,7 @@ def test_a_canary_is_overdue_on_a_gpu_that_had_time_for_one():
     """A day after the last reading, or after the start; nothing while canaries may not run."""
     stub = Stub()
     assert canaries(stub) == {}
-    stub.canaries_stuck = 0
+    stub.canary_runner.stuck = 0
     facts = canaries(stub)
     assert facts[HOST] == {"canary_stuck": 0.0}
     assert facts[GPUS["GPU-0"]]["canary_overdue_seconds"] == pytest.approx(2 * 86_400, abs=60)
@@ -795,7 +795,7 @@ def test_a_canary_is_overdue_on_a_gpu_that_had_time_for_one():
     assert Entity("gpu", "2") not in facts
     assert firing(judged(facts)) == {"canary_stale"}
     stub.baseline.add(reading(time=time.time() - 3600))
-    stub.canaries_stuck = 2
+    stub.canary_runner.stuck = 2
     facts = canaries(stub)
     assert facts[GPUS["GPU-0"]]["canary_overdue_seconds"] == pytest.approx(3600, abs=60)
     assert firing(judged(facts)) == {"canary_stuck"}

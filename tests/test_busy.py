@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gpuwatch.busy import USED_BYTES, Host, Seen, host_reason, intruder, reason
+from gpuwatch.canary_ledger import REASONS
 from gpuwatch.slurm import jobs
 from gpuwatch.topology import node_processors
 
@@ -15,8 +16,8 @@ IDLE = Seen(
 
 def test_an_idle_gpu_is_free():
     """Nobody there, no work, next to no memory: a canary may run."""
-    assert reason(Host(), IDLE) == ""
-    assert reason(Host(), dataclasses.replace(IDLE, utilization_ratio=0.02)) == ""
+    assert reason(Host(), IDLE) is None
+    assert reason(Host(), dataclasses.replace(IDLE, utilization_ratio=0.02)) is None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,9 @@ def test_an_idle_gpu_is_free():
 )
 def test_a_gpu_that_is_used_is_not(changes, part):
     """Each sign of somebody's work speaks against it, and so does what is not known."""
-    assert part in reason(Host(), dataclasses.replace(IDLE, **changes))
+    why = reason(Host(), dataclasses.replace(IDLE, **changes))
+    assert part in why.text
+    assert why.kind in REASONS
 
 
 @pytest.mark.parametrize(
@@ -52,13 +55,15 @@ def test_a_gpu_that_is_used_is_not(changes, part):
 )
 def test_a_host_that_is_used_is_not(host, part):
     """What was let go, a scheduler's job, and a container that sees nobody speak against it."""
-    assert part in reason(host, IDLE)
-    assert (host_reason(host) == "") == (not host.host_pids)  # which GPUs may be looked at
+    why = reason(host, IDLE)
+    assert part in why.text
+    assert why.kind in REASONS
+    assert (host_reason(host) is None) == (not host.host_pids)  # which GPUs may be looked at
 
 
 def test_other_leases_do_not_matter():
     """Counters may be released while canaries run."""
-    assert reason(Host(released=frozenset({"counters"})), IDLE) == ""
+    assert reason(Host(released=frozenset({"counters"})), IDLE) is None
 
 
 def test_who_comes_while_a_canary_runs():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch import config, toml
+from gpuwatch import source_choice, toml
 from gpuwatch.address import normalise
 from gpuwatch.config import Settings, load
 from gpuwatch.errors import ConfigError
@@ -437,7 +437,7 @@ def test_any_text_is_an_address_or_refused(text):
 def test_sources(tmp_path):
     """Each kind of source is understood; a recording is found as an absolute path."""
     recording = tmp_path / "a.gwr"
-    recording.symlink_to(config.BUNDLED_RECORDING)
+    recording.symlink_to(source_choice.BUNDLED_RECORDING)
     relative = os.path.relpath(recording)
 
     def source(text):
@@ -453,9 +453,11 @@ def test_sources(tmp_path):
 
 def test_bundled_recording(tmp_path, monkeypatch):
     """`replay:bundled` is the recording that comes with gpuwatch."""
-    assert load(None, {}, "replay:bundled")["source"]["file"] == str(config.BUNDLED_RECORDING)
+    assert load(None, {}, "replay:bundled")["source"]["file"] == str(
+        source_choice.BUNDLED_RECORDING
+    )
 
-    monkeypatch.setattr(config, "BUNDLED_RECORDING", tmp_path / "h200.gwr")
+    monkeypatch.setattr(source_choice, "BUNDLED_RECORDING", tmp_path / "h200.gwr")
     assert faults(None, {}, "replay:bundled") == [
         f"--source: {tmp_path}/h200.gwr: no such recording"
     ]
@@ -464,7 +466,7 @@ def test_bundled_recording(tmp_path, monkeypatch):
 @pytest.mark.parametrize("wrong", ["", "dcgm", "replay", "replay:", "nvml:x", "simulatedx"])
 def test_unknown_source_names_the_known(wrong):
     """A source that does not exist is answered with those that do."""
-    assert faults(None, {}, wrong) == [f"--source: unknown source {wrong!r}: {config.KINDS}"]
+    assert faults(None, {}, wrong) == [f"--source: unknown source {wrong!r}: {source_choice.KINDS}"]
 
 
 def test_recording_that_cannot_be_read(tmp_path):
@@ -512,7 +514,7 @@ def test_automatic_directories_of_a_user(monkeypatch, tmp_path):
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
     recording = tmp_path / "a.gwr"
-    recording.symlink_to(config.BUNDLED_RECORDING)
+    recording.symlink_to(source_choice.BUNDLED_RECORDING)
 
     assert directories(f"replay:{recording}") == (
         "/tmp/gpuwatch-1000-replay",

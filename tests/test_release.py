@@ -212,7 +212,7 @@ def test_what_cannot_be_released(tmp_path: Path) -> None:
             "gpus: no sampler of this gpuwatch holds them: there is nothing to release\n"
         )
         path = running.runtime / "control.sock"
-        with pytest.raises(ControlError, match="not one of gpus, counters"):
+        with pytest.raises(ControlError, match="not one of gpus, counters, canaries"):
             request(path, {"command": "release", "what": "disks", "seconds": 1}, 10)
 
 
@@ -250,7 +250,7 @@ def test_leases_of_another_boot_or_in_the_past_are_over() -> None:
     later = now + 600 * SECOND_NS
     store.save_leases([LeaseRow("gpus", "other boot", later), LeaseRow("counters", "this", now)])
     leases = Leases(store, "this")
-    assert leases.released == {"gpus": False, "counters": False}
+    assert not any(leases.released.values())
     assert store.leases == ()
     leases.grant("gpus", 600)
     leases.grant("gpus", 60)

@@ -20,6 +20,7 @@ COMMANDS = (
     "canary",
     "baseline",
     "inventory",
+    "pause",
     "release",
     "resume",
 )

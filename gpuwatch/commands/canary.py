@@ -1,41 +1,62 @@
-"""`gpuwatch canary run`: canaries now, in the foreground, on GPUs that nobody uses."""
+"""`gpuwatch canary run`: canaries now, in the foreground, on GPUs that nobody uses.
+
+What it finds goes to the daemon that runs, so that baselines see it.
+"""
 
 import json
+import math
 import os
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
+import time
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from gpuwatch import control, database
-from gpuwatch.busy import Host, host_reason
+from gpuwatch import canary_host, control, database, duration
+from gpuwatch.busy import Host, Obstacle, host_reason
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary_text import shape_text, written
 from gpuwatch.clock import read_clocks
 from gpuwatch.commands.run import config_request
-from gpuwatch.errors import FAIL, PASS, UNKNOWN, ConfigError, ControlError
+from gpuwatch.control import Message
+from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError, ControlError, GpuwatchError
 from gpuwatch.lease import this_boot
 from gpuwatch.look import Looks
 from gpuwatch.paths import DATABASE, control_socket, state_directory
 from gpuwatch.session import Result, Session
-from gpuwatch.slurm import jobs
 from gpuwatch.startup import validate
 
 TIMEOUT_SECONDS = 5.0
+ASK_SECONDS = 0.5  # how often it is looked whether canaries are to run no more
+BUDGET_SECONDS = 15.0
+BUDGET = "budget"
+SEVERE_LOSS = 0.05  # of the rules canary_regression_..._severe
+# What tells most about a node in little time comes first.
+BETWEEN_JOBS = ("integrity", "allreduce", "matmul", "memory", "pcie")
 SIZES = ("full", "small", "tiny")
-HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
 CODES = {"ok": PASS, "wrong": FAIL, "failed": FAIL, "aborted": UNKNOWN, "skipped": UNKNOWN}
 COLUMNS = (5, 10, 20, 13, 9, 8, 10)
 HEADER = ("GPU", "CANARY", "SHAPE", "VALUE", "EXPECTED", "SPREAD", "SM CLOCK", "RESULT")
+
+
+class _InsteadOfNames(Action):
+    """A flag with which no name is needed; `nargs="*"` would take none that comes after a flag."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, *_: Any) -> None:
+        setattr(namespace, self.dest, True)
+        for action in parser._actions:
+            action.required = action.required and action.dest != "names"
 
 
 class Canary:
     """Runs canaries, each GPU after the other.
 
     Ends with 0 if all passed, 2 if one was wrong or failed, else 3 if one was skipped or ended.
+    Between jobs also with 2 if one is 5 % or more below its baseline, with 1 if it is 2 % or more
+    or may be, and what the budget leaves no time for is no fault.
     """
 
     name = "canary"
@@ -47,9 +68,24 @@ class Canary:
         parser.add_argument(
             "names",
             nargs="+",
+            default=[],
             choices=(*CANARIES, "all"),
             metavar="NAME",
             help=f"{', '.join(CANARIES)} or all",
+        )
+        parser.add_argument(
+            "--between-jobs",
+            action=_InsteadOfNames,
+            nargs=0,
+            default=False,
+            help=f"those that fit into the budget, of {', '.join(BETWEEN_JOBS)}; on the GPUs of"
+            " the job that ends, if SLURM_JOB_GPUS tells them; the exit code is a verdict",
+        )
+        parser.add_argument(
+            "--budget",
+            type=duration.seconds,
+            metavar="DURATION",
+            help=f"how long all of it may take (default: {BUDGET_SECONDS:g}s between jobs)",
         )
         parser.add_argument(
             "--gpu",
@@ -77,47 +113,122 @@ class Canary:
         """Print a line for each result, or all of them as JSON."""
         if arguments.cpu and (arguments.gpu or arguments.force):
             raise ConfigError("--cpu: takes neither --gpu nor --force")
+        names = arguments.names or BETWEEN_JOBS
         config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
         python = config["canary"]["python"] or sys.executable
         if not os.access(python, os.X_OK) or not Path(python).is_file():
             raise ConfigError(f"[canary] python {python}: not an interpreter: name one with torch")
-        names = list(CANARIES) if "all" in arguments.names else dict.fromkeys(arguments.names)
+        names = list(CANARIES) if "all" in names else list(dict.fromkeys(names))
         # As an interrupt, so that the run is put away.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             results = list(_shown(_results(arguments, config, python, names), arguments.json))
         finally:
             signal.signal(signal.SIGTERM, before)
-        codes = {CODES[one.result] for one in results}
-        return next((code for code in (FAIL, UNKNOWN) if code in codes), PASS)
+        judged = _hand_over(arguments, results)
+        if arguments.between_jobs:
+            return _verdict(results, judged)
+        return _worst([CODES[one.result] for one in results])
+
+
+def _worst(codes: Iterable[int]) -> int:
+    found = set(codes)
+    return next((code for code in (FAIL, UNKNOWN, WARN) if code in found), PASS)
+
+
+def _verdict(results: Sequence[Result], judged: Iterable[Message]) -> int:
+    """Return the exit code between jobs; something must have run to its end to pass."""
+    counted = [one for one in results if one.reason != BUDGET]
+    codes = [CODES[one.result] for one in counted] or [UNKNOWN]
+    for told in judged:
+        loss = told.get("loss") or 0.0
+        codes.append(FAIL if loss >= SEVERE_LOSS else WARN if loss or told.get("retest") else PASS)
+    return _worst(codes)
 
 
 def _results(
     arguments: Namespace, config: dict[str, Any], python: str, names: Iterable[str]
 ) -> Iterable[Result]:
     size = arguments.size or ("tiny" if arguments.cpu else "full")
-    sysfs, procfs = (Path(config["paths"][key]) for key in ("sysfs", "procfs"))
-    numbers: dict[str, int] = {}
-    released = frozenset[str]()
-    if not arguments.cpu:
-        numbers, released = kept(state_here(arguments, config))
-    host = host_here(procfs, released)
-    if not arguments.cpu and not arguments.force and (why := host_reason(host)):
-        yield from (Result(canary=name, detail=why) for name in names)
-        return
-    with nullcontext() if arguments.cpu else closing(Looks(sysfs, numbers, arguments.gpu)) as looks:
-        session = Session(python, size, looks, host=host, force=arguments.force, sysfs=sysfs)
+    if arguments.cpu:
+        session = Session(python, size)
         for name in names:
             yield from session.run(name)
+        return
+    budget = arguments.budget or (BUDGET_SECONDS if arguments.between_jobs else math.inf)
+    end = time.monotonic() + budget
+    sysfs, procfs = (Path(config["paths"][key]) for key in ("sysfs", "procfs"))
+    state = state_here(arguments, config)
+    numbers, released = kept(state)
+    host = canary_host.present(procfs, released, os.environ.get("SLURM_JOB_ID", ""))
+    lock = control_socket(config["paths"]["runtime"]).with_name(canary_host.LOCK)
+    with canary_host.only_session(lock) as alone:
+        why = None if arguments.force else host_reason(host)
+        if not alone:
+            why = Obstacle("busy", canary_host.RUNS_ALREADY)
+        if why:
+            yield from (Result(canary=name, detail=why.text, reason=why.kind) for name in names)
+            return
+        with closing(Looks(sysfs, numbers, _gpus(arguments))) as looks:
+            session = Session(
+                python,
+                size,
+                looks,
+                host=host,
+                force=arguments.force,
+                sysfs=sysfs,
+                stop=_Stop(state, released, end, budget),
+            )
+            for name in names:
+                yield from session.run(name)
 
 
-def host_here(procfs: Path, released: frozenset[str]) -> Host:
-    """Return what is known of this host when canaries are asked for."""
-    return Host(
-        host_pids=_link(procfs / "self/ns/pid") == HOST_PIDS,
-        jobs=jobs(procfs) - {os.environ.get("SLURM_JOB_ID", "")},
-        released=released,
-    )
+class _Stop:
+    """Says why canaries must run no more: they were paused meanwhile, or the budget is used up."""
+
+    def __init__(
+        self, state: Path, released: frozenset[str], end: float, budget_seconds: float
+    ) -> None:
+        self._state, self._released = state, released
+        self._end, self._budget_seconds = end, budget_seconds
+        self._asked = time.monotonic()
+
+    def __call__(self) -> Obstacle | None:
+        now = time.monotonic()
+        if now > self._end:
+            return Obstacle(BUDGET, f"the budget of {self._budget_seconds:g} s is used up")
+        if now - self._asked > ASK_SECONDS:
+            self._asked = now
+            with suppress(GpuwatchError):
+                _, released = kept(self._state)
+                return host_reason(Host(released=released - self._released))
+        return None
+
+
+def _gpus(arguments: Namespace) -> list[int]:
+    """Return the GPUs that are asked for, none for all."""
+    if arguments.gpu or not arguments.between_jobs:
+        return list(arguments.gpu)
+    with suppress(ValueError):
+        return [int(one) for one in os.environ["SLURM_JOB_GPUS"].split(",")]
+    return []
+
+
+def _hand_over(arguments: Namespace, results: Iterable[Result]) -> list[Message]:
+    """Give the daemon, if one runs, what was measured as it would; return what it thinks of it."""
+    odd = arguments.cpu or arguments.force or vars(arguments)["canary.python"]
+    given = [
+        one.to_json()
+        for one in results
+        if one.result in ("ok", "wrong", "failed") and arguments.size != "tiny" and not odd
+    ]
+    judged: list[Message] = []
+    with suppress(ControlError):
+        for result in given:  # one a packet, which has a limit
+            socket = control_socket(vars(arguments)["paths.runtime"])
+            message = {"command": "canary_results", "results": [result]}
+            judged += control.request(socket, message, TIMEOUT_SECONDS)["judged"]
+    return judged
 
 
 def state_here(arguments: Namespace, config: dict[str, Any]) -> Path:
@@ -145,13 +256,6 @@ def kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
         return numbers, frozenset(what for (what,) in held)
 
     return database.look(state / DATABASE, load)
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
 
 
 def _shown(results: Iterable[Result], as_json: bool) -> Iterable[Result]:

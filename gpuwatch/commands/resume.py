@@ -1,4 +1,4 @@
-"""`gpuwatch resume`: take back what was released."""
+"""`gpuwatch resume`: take back what was released, go on with what was paused."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -7,17 +7,20 @@ from gpuwatch.errors import PASS
 from gpuwatch.paths import control_socket
 
 TIMEOUT_SECONDS = 10.0
+SAID = {"canaries": ("run again", "not paused")}
 
 
 class Resume:
     """Asks the daemon to watch again what was left to another tool."""
 
     name = "resume"
-    help = "watch again what was released"
+    help = "watch again what was released, run again what was paused"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare what is taken back."""
-        parser.add_argument("what", choices=("gpus", "counters"), help="what to take back")
+        parser.add_argument(
+            "what", choices=("gpus", "counters", "canaries"), help="what to take back"
+        )
 
     def run(self, arguments: Namespace) -> int:
         """Say what became of it; to resume what was not released is no fault."""
@@ -26,5 +29,6 @@ class Resume:
             {"command": "resume", "what": arguments.what},
             TIMEOUT_SECONDS,
         )
-        print(f"{arguments.what}: {'watched again' if answer['was_released'] else 'not released'}")
+        again, never = SAID.get(arguments.what, ("watched again", "not released"))
+        print(f"{arguments.what}: {again if answer['was_released'] else never}")
         return PASS

@@ -1,5 +1,6 @@
 """What `gpuwatch verify` verifies: the node, or why there is nothing to verify or nobody may."""
 
+import os
 import re
 import sys
 from argparse import ArgumentTypeError, Namespace
@@ -9,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuwatch import baseline, baseline_table, busy, database
+from gpuwatch import baseline, baseline_table, busy, canary_host, database
 from gpuwatch.canary_text import Standing
-from gpuwatch.commands.canary import host_here, kept, state_here
+from gpuwatch.commands.canary import kept, state_here
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import DATABASE
 from gpuwatch.topology import pci_gpus
@@ -33,7 +34,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
     sysfs, procfs = (Path(config["paths"][key]) for key in ("sysfs", "procfs"))
     state = state_here(arguments, dict(config))
     numbers, released = kept(state)
-    host = host_here(procfs, released)
+    host = canary_host.present(procfs, released, os.environ.get("SLURM_JOB_ID", ""))
     facts, findings = Facts(), []
     why = str(busy.host_reason(host) or "")
     if why and not arguments.force:

@@ -1,0 +1,117 @@
+"""What holds for all canaries of a host: whether it lets them run, one session, who outlived one.
+
+A session is whoever runs canaries: the daemon's job, or a user's command. It holds a lock in the
+runtime directory for as long as it runs, which the kernel takes from it when it ends, however that
+is.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuwatch.busy import Host
+from gpuwatch.canary_worker import TITLE
+from gpuwatch.errors import ConfigError
+from gpuwatch.slurm import jobs
+
+LOCK = "canary.lock"
+MARK = "GPUWATCH_CANARY_LOCK"  # in the environment of a session's canaries
+RUNS_ALREADY = "canaries run already on this host: try again later"
+HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
+EXTRA = "pip install 'gpuwatch[torch]', or name an interpreter that has it in [canary] python"
+
+
+def hindrance(config: Mapping[str, Any]) -> str:
+    """Return why the daemon of this host runs no canaries by itself, "" if it does."""
+    if config["source"]["kind"] != "nvml":
+        return "the GPUs are made up or of a recording"
+    if not config["canary"]["enabled"]:
+        return "[canary] enabled is false"
+    if not config["canary"]["python"] and importlib.util.find_spec("torch") is None:
+        return f"no torch: {EXTRA}"
+    if not _sees_host(Path(config["paths"]["procfs"])):
+        return (
+            "a container without the host's process ids cannot see who uses a GPU: start it with"
+            " them (hostPID: true, --pid=host)"
+        )
+    return ""
+
+
+def present(procfs: Path, released: frozenset[str], own_job: str = "") -> Host:
+    """Return what speaks against a canary now; `own_job` is Slurm's id of the job that asks."""
+    return Host(host_pids=_sees_host(procfs), jobs=jobs(procfs) - {own_job}, released=released)
+
+
+def _sees_host(procfs: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return str((procfs / "self/ns/pid").readlink()) == HOST_PIDS
+    return False
+
+
+@contextlib.contextmanager
+def only_session(lock: Path) -> Iterator[bool]:
+    """Hold the host's lock for the block; False if another session has it.
+
+    What is started meanwhile is marked as the session's by its environment. Raises ConfigError if
+    the lock cannot be used.
+    """
+    try:
+        descriptor = _opened(lock)
+    except OSError as error:
+        raise ConfigError(f"{lock}: {error.strerror}: run as root or set --path.runtime") from error
+    os.environ[MARK] = str(lock)
+    try:
+        yield _take(descriptor)
+    finally:
+        del os.environ[MARK]
+        os.close(descriptor)
+
+
+def session_runs(lock: Path) -> bool:
+    """Say whether a session holds the lock; True as well if that cannot be known."""
+    try:
+        descriptor = _opened(lock)
+    except OSError:
+        return True
+    try:
+        return not _take(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(lock: Path) -> int:
+    """Open the lock for reading, which is enough, so that every user of the host heeds it."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    lock.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    os.fchmod(descriptor, 0o644)
+    return descriptor
+
+
+def _take(descriptor: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def processes(lock: Path) -> list[int]:
+    """Return the processes of this lock's sessions; while none runs those that a kill left.
+
+    Those of another user cannot be told from what only has their name, and are left out.
+    """
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            if (path / "comm").read_bytes().strip() != TITLE:
+                continue
+            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+            mark = f"{MARK}={lock}".encode()
+            if state not in "ZX" and mark in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return found

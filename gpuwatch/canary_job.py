@@ -1,0 +1,86 @@
+"""The child that runs canaries for the daemon: one session, whose results go to it as they come.
+
+`python -m gpuwatch.canary_job` reads {"python", "size", "canaries", "gpus", "numbers", "released",
+"lock", "control", "sysfs", "procfs"} as JSON on standard input and hands each result over by the
+control socket, so that none is lost with it. Told to end (SIGTERM) it takes its canary with it
+within half a second, and so it does when the supervisor ends.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from gpuwatch import canary_host, control
+from gpuwatch.busy import Obstacle, host_reason
+from gpuwatch.errors import GpuwatchError, SourceUnavailable
+from gpuwatch.look import Looks
+from gpuwatch.session import Result, Session
+
+TAKE_SECONDS = 5.0
+FIRST_KILLED = 1000  # of oom_score_adj, see proc(5)
+
+
+def main() -> int:
+    """Run what the settings say; 0 once all results are handed over."""
+    settings: dict[str, Any] = json.load(sys.stdin.buffer)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _stand_back()
+    try:
+        with canary_host.only_session(Path(settings["lock"])) as alone:
+            results = (
+                _run(settings)
+                if alone
+                else _skipped(settings, Obstacle("busy", canary_host.RUNS_ALREADY))
+            )
+            for result in results:
+                _hand_over(settings, result)
+    except GpuwatchError as fault:
+        sys.stderr.write(f"{fault}\n")
+        return 1
+    return 0
+
+
+def _stand_back() -> None:
+    """Run as a user's command does, and be the first to be ended if memory is short."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(FIRST_KILLED))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def _run(settings: Mapping[str, Any]) -> Iterator[Result]:
+    sysfs = Path(settings["sysfs"])
+    host = canary_host.present(Path(settings["procfs"]), frozenset(settings["released"]))
+    if why := host_reason(host):
+        yield from _skipped(settings, why)
+        return
+    try:
+        looks = Looks(sysfs, settings["numbers"], settings["gpus"])
+    except SourceUnavailable as fault:
+        yield from _skipped(settings, Obstacle("no_answer", str(fault)))
+        return
+    with closing(looks):
+        session = Session(settings["python"], settings["size"], looks, host=host, sysfs=sysfs)
+        for name in settings["canaries"]:
+            yield from session.run(name)
+
+
+def _skipped(settings: Mapping[str, Any], why: Obstacle) -> Iterator[Result]:
+    gpu = settings["gpus"][0] if len(settings["gpus"]) == 1 else None
+    for name in settings["canaries"]:
+        yield Result(canary=name, gpu=gpu, detail=why.text, reason=why.kind)
+
+
+def _hand_over(settings: Mapping[str, Any], result: Result) -> None:
+    message = {"command": "canary_results", "results": [result.to_json()]}
+    control.request(Path(settings["control"]), message, TAKE_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

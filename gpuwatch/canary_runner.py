@@ -1,0 +1,202 @@
+"""The daemon's canaries: starts the job whose turn it is, ends it on demand, knows what became.
+
+It waits for nobody and calls no driver: the job is a child of the supervisor, and its results come
+over the control socket, as those of users' commands do.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch import canary_host
+from gpuwatch.canary import LONGEST_SECONDS
+from gpuwatch.canary_schedule import Gpu, Schedule, Turn
+from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.control import Message
+from gpuwatch.facts import by_uuid
+from gpuwatch.idle import is_idle
+from gpuwatch.judgement import SEED
+from gpuwatch.paths import CONTROL
+from gpuwatch.signals import HOST, Entity
+
+if TYPE_CHECKING:
+    from gpuwatch.daemon import Daemon
+
+log = logging.getLogger("gpuwatch.daemon")
+
+JOB_SECONDS = 120.0  # beside its canaries: a driver that opens slowly
+AFTER_NS = 3 * SECOND_NS  # until lists of processes have forgotten a job, and what it left is known
+STUCK_NS = 5 * SECOND_NS
+QUIET_NS = 15 * SECOND_NS
+
+Quiet = Callable[[Sequence[Message]], object]
+
+
+class CanaryRunner:
+    """Runs canaries when it is time; `stuck` are processes that did not end, None if none may run.
+
+    All calls come from the daemon's thread.
+    """
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+        self._settings: Mapping[str, Any] = daemon.config["canary"]
+        self._lock = daemon.runtime / canary_host.LOCK
+        self._schedule = Schedule(self._settings, self._seeded)
+        self._job: int | None = None
+        self._turn: Turn | None = None
+        self._expected: set[str] = set()  # of the turn's canaries, those without a result yet
+        self._ran = False
+        self._ending = ""  # why the job was told to end
+        self._blind_until_ns = monotonic_ns()
+        self._waiting: list[tuple[int, Quiet]] = []
+        self._strays: list[int] = []
+        self._looked_ns = self._paced_ns = 0
+        self.hindrance = canary_host.hindrance(daemon.config)
+        if self.hindrance and not daemon.made_up:
+            log.info("canaries: the daemon runs none: %s", self.hindrance)
+
+    @property
+    def stuck(self) -> int | None:
+        """How many processes of canaries did not end when they were killed."""
+        return None if self.hindrance else len(self._strays)
+
+    def look(self, now_ns: int) -> None:
+        """Start what is due, at most once a second; tell those who wait for quiet."""
+        self._answer(now_ns)
+        if now_ns - self._paced_ns < SECOND_NS:
+            return
+        self._paced_ns = now_ns
+        if self.hindrance or self._job is not None or now_ns < self._blind_until_ns:
+            return
+        if self._looked_ns < self._blind_until_ns or self._strays:
+            self._look_for_strays(now_ns)
+        self._schedule.see(now_ns, self._idle())
+        turn = self._schedule.due(now_ns)
+        if turn is None:
+            return
+        reason = self._obstacle() or ("" if turn.idle else "busy")
+        if reason:
+            self._skip(turn.canaries, turn.gpu, reason)
+            self._schedule.ended(turn, now_ns, started=False, ran=False)
+        elif canary_host.session_runs(self._lock):
+            self._schedule.postpone(turn, now_ns)
+        else:
+            self._start(turn)
+
+    def _look_for_strays(self, now_ns: int) -> None:
+        """See what the last session left, and whether what was left has ended."""
+        if now_ns - self._looked_ns < STUCK_NS and self._looked_ns >= self._blind_until_ns:
+            return
+        self._looked_ns = now_ns
+        if canary_host.session_runs(self._lock):
+            return  # they are its own
+        strays = canary_host.processes(self._lock)
+        if strays and not self._strays:
+            log.error(
+                "canaries: process %d does not end when killed: none runs any more", strays[0]
+            )
+        elif self._strays and not strays:
+            log.info("canaries: what did not end when killed is gone")
+            self._schedule.wake()
+        self._strays = strays
+
+    def _idle(self) -> dict[int, bool | None]:
+        """Return of each GPU that is here whether nobody uses it."""
+        ticks = self._daemon.ticks
+        found = by_uuid(self._daemon).values()
+        return {int(gpu.id): is_idle(ticks[0], gpu) if ticks else None for gpu in found}
+
+    def _seeded(self, gpu: Gpu, canaries: Sequence[str]) -> bool:
+        uuids = {entity.id: uuid for uuid, entity in by_uuid(self._daemon).items()}
+        about = HOST if gpu is None else Entity("gpu", uuids.get(str(gpu), ""))
+        baseline = self._daemon.baseline
+        return all(baseline.readings(about, canary) >= SEED for canary in canaries)
+
+    def _obstacle(self) -> str:
+        released = self._daemon.leases.released
+        if released["gpus"]:
+            return "released"
+        if released["canaries"]:
+            return "paused"
+        return "stuck" if self._strays else ""
+
+    def _skip(self, canaries: Sequence[str], gpu: Gpu, reason: str) -> None:
+        for canary in canaries:
+            self._daemon.canary_ledger.skipped(canary, gpu, reason)
+
+    def _start(self, turn: Turn) -> None:
+        daemon = self._daemon
+        paths = daemon.config["paths"]
+        settings = {
+            "python": self._settings["python"] or sys.executable,
+            "size": self._settings["size"],
+            "canaries": list(turn.canaries),
+            "gpus": [] if turn.gpu is None else [turn.gpu],
+            "numbers": daemon.store.numbers,
+            "released": [what for what, held in daemon.leases.released.items() if held],
+            "lock": str(self._lock),
+            "control": str(daemon.runtime / CONTROL),
+            "sysfs": paths["sysfs"],
+            "procfs": paths["procfs"],
+        }
+        self._turn, self._expected, self._ran = turn, set(turn.canaries), False
+        deadline_seconds = JOB_SECONDS + LONGEST_SECONDS * len(turn.canaries)
+        self._job = daemon.supervisor.spawn("canaries", settings, deadline_seconds, self._ended)
+
+    def _ended(self, message: Message) -> None:
+        """Count what the job has not come to, and let the machine come to rest."""
+        turn, now_ns = self._turn, monotonic_ns()
+        assert turn is not None
+        if message["status"] != 0 and not self._ending:
+            how = "it took too long" if message.get("late") else f"status {message['status']}"
+            log.warning("canaries: their process ended early (%s): %s", how, message["output"])
+        self._skip(sorted(self._expected), turn.gpu, self._ending or "other")
+        self._schedule.ended(turn, now_ns, started=True, ran=self._ran)
+        self._job = self._turn = None
+        self._ending = ""
+        self._blind_until_ns = now_ns + AFTER_NS
+
+    def take(self, results: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Take in what canaries gave, the job's or those of a user; return what is thought of it.
+
+        `retest` if it is not believed yet, `loss` is a confirmed one of that canary, a share.
+        """
+        judged = []
+        for result in results:
+            canary, gpu = str(result.get("canary")), result.get("gpu")
+            again = self._daemon.canary_ledger.take(result)
+            if again and not self.hindrance and (gpu is None or isinstance(gpu, int)):
+                self._schedule.want(canary, gpu, monotonic_ns())
+            self._expected.discard(canary)
+            self._ran |= result.get("result") in ("ok", "wrong", "failed")
+            judged.append({"canary": canary, "gpu": gpu, "retest": again})
+        losses = self._daemon.baseline.facts(by_uuid(self._daemon))
+        for one in judged:
+            entity = HOST if one["gpu"] is None else Entity("gpu", str(one["gpu"]))
+            name = f'canary_loss_ratio{{canary="{one["canary"]}"}}'
+            one["loss"] = losses.get(entity, {}).get(name)
+        return judged
+
+    def quiet(self, reason: str, done: Quiet) -> None:
+        """End what runs; `done` gets the processes that still do, none once all have ended."""
+        if self._job is not None:
+            self._ending = reason
+            self._daemon.supervisor.cancel(self._job)
+        self._waiting.append((monotonic_ns() + QUIET_NS, done))
+
+    def resumed(self) -> None:
+        """Go on after a time in which none might run."""
+        self._schedule.wake()
+
+    def _answer(self, now_ns: int) -> None:
+        """Tell those who wait for quiet, once nothing runs or it takes too long."""
+        for waiting in list(self._waiting):
+            deadline_ns, done = waiting
+            runs = self._job is not None or canary_host.session_runs(self._lock)
+            if runs and now_ns < deadline_ns:
+                continue
+            self._waiting.remove(waiting)
+            holders = canary_host.processes(self._lock) if runs or self._strays else []
+            done([{"pid": pid, "call": "a canary"} for pid in holders])

@@ -1,0 +1,159 @@
+"""When canaries run: soon after a GPU's last process has left, and every so often while it is idle.
+
+All of it on the monotonic clock, so that no step of the wall clock starts or loses a run. Pure: it
+is told what is seen of the GPUs, and says whose turn it is.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuwatch.canaries import CANARIES
+from gpuwatch.clock import SECOND_NS
+
+SEED_TURNS = 8  # six readings make a baseline; one or two may be noise
+RETEST_SECONDS = (5.0, 10.0)
+LATE_NS = 60 * SECOND_NS  # a retest that could not be made until then is none any more
+POSTPONE_NS = 5 * SECOND_NS
+
+Gpu = int | None  # None: all of the host together
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Canaries that are due on a GPU, or on all of them together; `idle` if nobody is there."""
+
+    canaries: tuple[str, ...]
+    gpu: Gpu
+    idle: bool
+
+
+@dataclass(slots=True)
+class _Course:
+    """One GPU, or all together: since when nobody is there, and when its next turn is."""
+
+    due_ns: int
+    idle_since_ns: int | None = None
+    used: bool = False  # since its last turn
+    ran_ns: int | None = None
+    seeds: int = 0  # turns of those that make a baseline
+
+
+class Schedule:
+    """Says whose turn it is; `settings` are those of [canary].
+
+    `seeded` says whether all canaries of a GPU, or of the host, have a baseline.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        seeded: Callable[[Gpu, Sequence[str]], bool],
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._interval_seconds: float = settings["interval_seconds"]
+        self._seed_seconds: float = settings["seed_seconds"]
+        self._settle_ns = int(settings["settle_seconds"] * SECOND_NS)
+        self._seeded, self._uniform = seeded, uniform
+        chosen = list(dict.fromkeys(settings["run"]))
+        self._alone = tuple(name for name in chosen if CANARIES[name].least_gpus == 1)
+        self._together = tuple(name for name in chosen if CANARIES[name].least_gpus > 1)
+        self._courses: dict[Gpu, _Course] = {}
+        self._retests: list[tuple[int, str, Gpu]] = []
+
+    def see(self, now_ns: int, idle: Mapping[int, bool | None]) -> None:
+        """Take in which GPUs have nobody now; None is not known."""
+        if not idle:
+            return
+        seen: dict[Gpu, bool | None] = {gpu: state for gpu, state in idle.items() if self._alone}
+        if self._together and len(idle) > 1:
+            states = set(idle.values())
+            seen[None] = False if False in states else None if None in states else True
+        self._courses = {gpu: course for gpu, course in self._courses.items() if gpu in seen}
+        for gpu, state in seen.items():
+            if gpu not in self._courses:
+                self._courses[gpu] = _Course(now_ns + self._first(gpu))
+            self._look(gpu, self._courses[gpu], state, now_ns)
+
+    def _look(self, gpu: Gpu, course: _Course, state: bool | None, now_ns: int) -> None:
+        course.used |= state is False
+        if not state:
+            course.idle_since_ns = None
+            return
+        if course.idle_since_ns is None:
+            course.idle_since_ns = now_ns
+        if course.used and course.due_ns > now_ns and self._settled(course, now_ns):
+            seeds = course.seeds < SEED_TURNS and not self._seeded(gpu, self._canaries(gpu))
+            rest = self._seed_seconds if seeds else self._interval_seconds / 2
+            if course.ran_ns is None or now_ns - course.ran_ns >= rest * SECOND_NS:
+                course.due_ns = now_ns
+
+    def _settled(self, course: _Course, now_ns: int) -> bool:
+        since_ns = course.idle_since_ns
+        return since_ns is not None and now_ns - since_ns >= self._settle_ns
+
+    def due(self, now_ns: int) -> Turn | None:
+        """Return the turn that has waited longest; one of a GPU that has just become idle waits."""
+        self._retests = [one for one in self._retests if one[0] + LATE_NS > now_ns]
+        for retest in sorted(self._retests):
+            due_ns, name, gpu = retest
+            course = self._courses.get(gpu)
+            if due_ns <= now_ns and course is not None and self._settled(course, now_ns):
+                self._retests.remove(retest)
+                return Turn((name,), gpu, idle=True)
+        waiting = [
+            (course.due_ns, gpu)
+            for gpu, course in self._courses.items()
+            if course.due_ns <= now_ns
+            and (course.idle_since_ns is None or self._settled(course, now_ns))
+        ]
+        if not waiting:
+            return None
+        gpu = min(waiting, key=lambda one: one[0])[1]
+        course = self._courses[gpu]
+        return Turn(self._canaries(gpu), gpu, idle=course.idle_since_ns is not None)
+
+    def _canaries(self, gpu: Gpu) -> tuple[str, ...]:
+        return self._together if gpu is None else self._alone
+
+    def want(self, canary: str, gpu: Gpu, now_ns: int) -> None:
+        """Have a canary run again soon: what it gave is not believed yet."""
+        due_ns = now_ns + int(self._uniform(*RETEST_SECONDS) * SECOND_NS)
+        if all(one[1:] != (canary, gpu) for one in self._retests):
+            self._retests.append((due_ns, canary, gpu))
+
+    def ended(self, turn: Turn, now_ns: int, *, started: bool, ran: bool) -> None:
+        """Take in that a turn is over: whether a job was started for it, and gave a result."""
+        course = self._courses.get(turn.gpu)
+        if course is None or turn.canaries != self._canaries(turn.gpu):
+            return  # a retest
+        course.used = False
+        if started:
+            course.ran_ns = now_ns
+        course.due_ns = now_ns + self._next(course, turn.gpu, ran=ran)
+
+    def postpone(self, turn: Turn, now_ns: int) -> None:
+        """Have a turn some seconds later: somebody else runs canaries now."""
+        course = self._courses.get(turn.gpu)
+        if course is not None:
+            course.due_ns = now_ns + POSTPONE_NS
+
+    def wake(self) -> None:
+        """Go on after a time in which nothing might run, as after a job."""
+        for course in self._courses.values():
+            course.used = True
+
+    def _first(self, gpu: Gpu) -> int:
+        """Return how long the first turn waits: no two nodes are to agree."""
+        seeded = self._seeded(gpu, self._canaries(gpu))
+        period = self._interval_seconds if seeded else self._seed_seconds
+        return int(self._uniform(0.0, period) * SECOND_NS)
+
+    def _next(self, course: _Course, gpu: Gpu, *, ran: bool) -> int:
+        if self._seeded(gpu, self._canaries(gpu)):
+            course.seeds = 0
+        elif ran and course.seeds < SEED_TURNS:
+            course.seeds += 1
+            return int(self._seed_seconds * SECOND_NS)
+        return int(self._interval_seconds * self._uniform(0.5, 1.5) * SECOND_NS)
