@@ -220,15 +220,14 @@ def compared(results: dict[str, Any]) -> list[dict[str, Any]]:
                         "reference": smi.get("temperature_gpu"),
                     }
                 )
-            if (one["name"], one["measure"]) == ("pcie", "link") and smi:
-                generation = smi.get("pcie_link_gen_current", 0)
-                lanes = smi.get("pcie_link_width_current", 0)
+            field = {"generation": "gen", "lanes": "width"}.get(one["measure"])
+            if one["name"] == "pcie" and field and smi:
                 rows.append(
                     {
                         "entity": one["entity"],
-                        "figure": f"{when} link",
+                        "figure": f"{when} PCIe {one['measure']}",
                         "verify": one["value"],
-                        "reference": f"Gen{generation:.0f} x{lanes:.0f}",
+                        "reference": smi.get(f"pcie_link_{field}_current"),
                     }
                 )
     return rows

@@ -30,6 +30,7 @@ MAD_TO_SIGMA = 1.4826
 SIGMA_FLOOR = 0.003  # of the median: what a card repeats to
 BASELINE_WARN, BASELINE_FAIL = 0.97, 0.92
 NOISY = 0.03
+LONGEST = 0.7  # of the time of a check, for one run: what hangs must be told before it is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +77,24 @@ def measured(
     node: Node,
     name: str,
     at_once: int,
+    longest_seconds: float,
     more: Callable[[Node, Sequence[Result]], Iterable[Finding]] | None = None,
 ) -> Iterator[Finding | CanaryReading]:
     """Run a canary on all GPUs, so many at once; yield its readings, and findings about them.
 
-    Of those that are slow the first, or each of them if there is time, is tried again, alone.
+    Of those that are slow the first, or each of them if there is time, is tried again, alone. A run
+    that takes `longest_seconds` has failed, so that the others are told of in time.
     `more` are findings about the same results.
     """
     with node.session() as session:
-        results = list(session.run(name, at_once=at_once))
+        results = list(session.run(name, at_once=at_once, longest_seconds=longest_seconds))
         yield from usable(results)
         findings = list(appraised(node, results))
-        slow = {one.entity: one.value for one in findings if one.verdict in ("WARN", "FAIL")}
+        slow = {one.entity for one in findings if one.verdict in ("WARN", "FAIL") and one.value}
         numbers = [one.gpu for one in results if one.gpu is not None and entity(one.gpu) in slow]
         for number in sorted(set(numbers))[: None if node.deep else 1]:
             others = [one for one in results if one.gpu != number]
-            again = list(session.run(name, only=[number]))
+            again = list(session.run(name, only=[number], longest_seconds=longest_seconds))
             second = {
                 one.measure: one
                 for one in appraised(node, [*others, *again])

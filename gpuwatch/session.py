@@ -120,15 +120,20 @@ class Session:
         only: Sequence[int] = (),
         seconds: float = 0.0,
         sizes: Sequence[int] = (),
+        longest_seconds: float = LONGEST_SECONDS,
     ) -> Iterator[Result]:
         """Run a canary or load and yield what came of it, for each GPU.
 
         So many GPUs that have a run of their own are tried `at_once`, far ones of the bus together.
         `only` are the numbers of those to try, none for all. `seconds` is for how long a load goes
-        on, `sizes` are those of a sweep.
+        on, `sizes` are those of a sweep. A run that takes `longest_seconds` has failed.
         """
         canary = CANARIES.get(name) or LOADS[name]
-        more: dict[str, Any] = {"seconds": seconds, "sizes": sizes}
+        more: dict[str, Any] = {
+            "seconds": seconds,
+            "sizes": sizes,
+            "longest_seconds": longest_seconds,
+        }
         if self._looks is None:
             processes = CPU_PROCESSES if canary.together else 1
             size = canary.sizes[self._size]
@@ -148,7 +153,6 @@ class Session:
                 size=canary.sizes[self._size],
                 gpus=[gpu.uuid for gpu in unit],
                 cpus=cpus,
-                longest_seconds=seconds + LONGEST_SECONDS,
                 **more,
             )
             work.append((unit, task))

@@ -130,63 +130,22 @@ def _shown(seen: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-class Link(NamedTuple):
-    """A PCIe link as it is under load, and as it could be; None where not known."""
-
-    generation: int | None
-    lanes: int | None
-    generation_limit: int | None
-    lanes_limit: int | None
-
-    @property
-    def narrow(self) -> bool:
-        """Whether it has fewer lanes than it could."""
-        return bool(self.lanes and self.lanes_limit and self.lanes < self.lanes_limit)
-
-    @property
-    def slow(self) -> bool:
-        """Whether it is of an older generation than it could be."""
-        return bool(
-            self.generation and self.generation_limit and self.generation < self.generation_limit
-        )
-
-    @property
-    def less(self) -> bool:
-        """Whether it is either."""
-        return self.narrow or self.slow
-
-    def written(self) -> str:
-        """Return it as people write it."""
-        return f"Gen{self.generation or '?'} x{self.lanes or '?'}"
-
-    def limit_written(self) -> str:
-        """Return how it could be."""
-        return f"Gen{self.generation_limit or '?'} x{self.lanes_limit or '?'}"
-
-
-def link_of(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Link:
-    """Return a GPU's link while it was copied over."""
-    return Link(
-        seen.get("pcie_generation"),
-        seen.get("pcie_lanes"),
-        _of(about, "pcie", "generation_limit"),
-        _of(about, "pcie", "lanes_limit"),
-    )
-
-
-RESEAT = "reseat the card or its riser, look at the slot's settings in the BIOS and at AER errors"
-
-
 def _link(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why:
-    link = link_of(seen, about)
-    if link.less:
-        text = f"its link is {link.written()} under load, and could be {link.limit_written()}"
-        return Why("link", text, RESEAT)
+    now = seen.get("pcie_generation"), seen.get("pcie_lanes")
+    most = _of(about, "pcie", "generation_limit"), _of(about, "pcie", "lanes_limit")
+    if any(one and best and one < best for one, best in zip(now, most, strict=True)):
+        text = f"its link is {_link_text(*now)} under load, and could be {_link_text(*most)}"
+        step = "reseat the card and its riser; look for PCIe errors in the kernel log"
+        return Why("link", text, step)
     return Why(
         "host",
-        f"its link is as it should be, {link.written()}",
+        f"its link is as it should be, {_link_text(*now)}",
         "look at what else copies, at NUMA settings, IOMMU and ACS, and at the host's memory",
     )
+
+
+def _link_text(generation: int | None, lanes: int | None) -> str:
+    return f"Gen{generation or '?'} x{lanes or '?'}"
 
 
 def _between(node: Node, one: Result) -> Why:

@@ -11,6 +11,7 @@ from node import Node
 
 from gpuwatch.busy import Host
 from gpuwatch.checks import CHECKS
+from gpuwatch.checks.memory import Memory
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
 from gpuwatch.verify import Node as Machine
 from gpuwatch.verify_facts import collect
@@ -125,19 +126,23 @@ def test_a_narrow_link_is_told_from_a_slow_host(tried):
     tried.change(pcie={"factor": 0.4})
     tried.node.now("nvmlDeviceGetCurrPcieLinkWidth", val=8, dev=1)
     bad = tried.bad("pcie")
-    copies = {(one.entity, one.verdict, one.cause) for one in bad if one.measure != "link"}
-    assert copies == {("gpu0", "FAIL", "host"), ("gpu1", "FAIL", "link")}
-    (link,) = [one for one in bad if one.measure == "link"]
-    assert (link.entity, link.verdict, link.value, link.expectation) == (
-        "gpu1", "FAIL", "Gen5 x8", "Gen5 x16",
-    )  # fmt: skip
+    found = {(one.entity, one.measure): one for one in bad}
+    assert {where: (one.verdict, one.cause) for where, one in found.items()} == {
+        ("gpu0", "to_gpu"): ("FAIL", "host"),
+        ("gpu0", "from_gpu"): ("FAIL", "host"),
+        ("gpu1", "to_gpu"): ("FAIL", "link"),
+        ("gpu1", "from_gpu"): ("FAIL", "link"),
+        ("gpu1", "lanes"): ("FAIL", "link"),
+    }
+    assert "Gen5 x8 under load, and could be Gen5 x16" in found["gpu1", "to_gpu"].reason
+    assert (found["gpu1", "lanes"].value, found["gpu1", "lanes"].expectation) == (8, 16)
 
 
 def test_a_link_of_an_older_generation(tried):
-    """It is a warning of its own, for copies may be just fast enough."""
+    """It is a finding of its own, for copies may be just fast enough."""
     tried.node.now("nvmlDeviceGetCurrPcieLinkGeneration", val=4, dev=0)
     (one,) = tried.bad("pcie")
-    assert (one.entity, one.verdict, one.value) == ("gpu0", "WARN", "Gen4 x16")
+    assert (one.entity, one.measure, one.value) == ("gpu0", "generation", 4)
 
 
 SLOW_SUM = {"transports": ["SHM"], "factor": 0.05}
@@ -196,7 +201,17 @@ def test_what_gives_no_value(tried):
         ("gpu1", "FAIL", "driver"),
         ("gpu2", "SKIP", "host"),
     }
-    assert {one.reason for one in bad} >= {"3 bits, twice", "no torch"}
+    assert {one.reason for one in bad} >= {"3 bits", "no torch"}
+
+
+def test_a_gpu_that_hangs_is_named_in_time(tried, monkeypatch):
+    """The others are told of before the check's own time is over."""
+    monkeypatch.setattr(Memory, "bound_seconds", lambda *_: 4.0)
+    tried.change(memory_1={"text": "say(phase='measure', rank=0); time.sleep(100)"})
+    found = tried.found("memory")
+    assert [(one.entity, one.verdict) for one in found] == [("gpu1", "FAIL"), ("gpu0", "PASS")]
+    assert found[0].reason.startswith("hangs: ")
+    assert "in phase measure" in found[0].reason
 
 
 @pytest.mark.parametrize("tried", [4], indirect=True)
@@ -228,7 +243,7 @@ def test_wrong_bits_in_memory(tried):
 
 
 def test_all_bounds_fit_into_the_time():
-    """With eight GPUs no check of the list is without time, even if each takes what it may."""
+    """With eight GPUs no load is without time, even if each takes what it may."""
     for deep, most in ((False, QUICK_SECONDS), (True, DEEP_SECONDS)):
-        taken = [one.bound_seconds(8, deep) for one in CHECKS if deep or not one.deep_only]
+        taken = [one.bound_seconds(8, deep) for one in LOADS if deep or not one.deep_only]
         assert sum(taken) <= most

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from gpuwatch.appraisal import appraised, usable, without_value
+from gpuwatch.appraisal import LONGEST, appraised, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.session import Result
 from gpuwatch.slowness import why_slow
@@ -42,7 +42,9 @@ class Allreduce:
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Run it once; judge 256 MiB, draw the rest."""
         with node.session() as session:
-            results = list(session.run(self.name, sizes=SWEEP if node.deep else ()))
+            longest = LONGEST * self.bound_seconds(len(node.gpus), node.deep)
+            sizes = SWEEP if node.deep else ()
+            results = list(session.run(self.name, sizes=sizes, longest_seconds=longest))
         yield from usable(results)
         measured = []
         for one in results:

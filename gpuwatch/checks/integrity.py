@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import entity, usable, without_value
+from gpuwatch.appraisal import LONGEST, entity, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.verify import Finding, Node
 
@@ -24,7 +24,8 @@ class Integrity:
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Compute once: each result is compared ten times."""
         with node.session() as session:
-            results = list(session.run(self.name))
+            longest = LONGEST * self.bound_seconds(len(node.gpus), node.deep)
+            results = list(session.run(self.name, longest_seconds=longest))
         yield from usable(results)
         for one in results:
             measure = "sums" if one.gpu is None else "products"

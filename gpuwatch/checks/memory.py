@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import measured
+from gpuwatch.appraisal import LONGEST, measured
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.verify import Finding, Node
 
@@ -23,4 +23,6 @@ class Memory:
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try all GPUs at once: that is how they are used."""
-        yield from measured(node, self.name, at_once=len(node.gpus))
+        gpus = len(node.gpus)
+        longest = LONGEST * self.bound_seconds(gpus, node.deep)
+        yield from measured(node, self.name, at_once=gpus, longest_seconds=longest)

@@ -7,6 +7,7 @@ from gpuwatch.appraisal import entity, without_value
 from gpuwatch.verify import Finding, Node
 
 SECONDS = 60.0
+START_SECONDS = 35.0  # until it writes, at most
 
 
 class MemoryPatterns:
@@ -25,7 +26,14 @@ class MemoryPatterns:
     def run(self, node: Node) -> Iterator[Finding]:
         """Try all GPUs at once."""
         with node.session() as session:
-            results = list(session.run("patterns", at_once=len(node.gpus), seconds=SECONDS))
+            results = list(
+                session.run(
+                    "patterns",
+                    at_once=len(node.gpus),
+                    seconds=SECONDS,
+                    longest_seconds=SECONDS + START_SECONDS,
+                )
+            )
         for one in results:
             if finding := without_value(one):
                 yield Finding(**{**finding.to_json(), "name": self.name})

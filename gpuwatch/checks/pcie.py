@@ -4,14 +4,16 @@ The link is looked at while copies run: an idle one is slow on purpose.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from gpuwatch.appraisal import entity, measured
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.checks import pcie_link
 from gpuwatch.session import Result
-from gpuwatch.slowness import RESEAT, link_of
 from gpuwatch.verify import Finding, Node
 
+QUICK_SECONDS, DEEP_SECONDS = 12.0, 40.0  # of one run, at most
 FEW = 3  # of so many GPUs two may share one way to the host
 
 
@@ -31,26 +33,16 @@ class Pcie:
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try GPUs alone, or two at once that are far from each other."""
         at_once = 1 if node.deep or len(node.gpus) <= FEW else 2
-        yield from measured(node, self.name, at_once=at_once, more=links)
+        longest = DEEP_SECONDS if node.deep else QUICK_SECONDS
+        yield from measured(node, self.name, at_once, longest, more=links)
 
 
 def links(node: Node, results: Sequence[Result]) -> Iterator[Finding]:
-    """Yield how each link was at the end of the last copy."""
-    last = {one.gpu: one for one in results if one.gpu is not None and one.seen}
-    for number, one in last.items():
-        about = next((gpu for gpu in node.gpus if gpu["gpu"] == number), {})
-        link = link_of(one.seen[number], about)
-        if link.generation is None and link.lanes is None:
-            continue  # a virtual machine may hide it; the copies say enough
-        yield Finding(
-            name="pcie",
-            entity=entity(number),
-            verdict="FAIL" if link.narrow else "WARN" if link.slow else "PASS",
-            measure="link",
-            value=link.written(),
-            expectation=link.limit_written(),
-            source="GPU and slot",
-            reason="the link runs slower than it could, under load" if link.less else "",
-            cause="link" if link.less else "",
-            next_step=RESEAT if link.less else "",
-        )
+    """Yield how each link was by the end of the copies."""
+    last = {one.gpu: one.seen[one.gpu] for one in results if one.gpu is not None and one.seen}
+    for gpu in node.answering:
+        seen = last.get(gpu["gpu"], {})
+        generation, lanes = seen.get("pcie_generation"), seen.get("pcie_lanes")
+        if generation or lanes:  # a virtual machine may hide it; the copies say enough
+            link = replace(pcie_link.link(node, gpu), generation=generation, lanes=lanes)
+            yield from pcie_link.findings(link, True, "pcie", entity(gpu["gpu"]))

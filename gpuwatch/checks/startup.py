@@ -8,6 +8,7 @@ from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.session import Result
 from gpuwatch.verify import Finding, Node
 
+QUICK_SECONDS, DEEP_SECONDS = 14.0, 40.0  # of one run, at most, torch and all
 LONG_SECONDS = 5.0  # an H200 takes 0.6 s; a driver that must be loaded first some seconds
 THUMB_SECONDS = 0.2  # off the baseline
 
@@ -28,7 +29,9 @@ class Startup:
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try one GPU after the other, or two at once if there is no time."""
         with node.session() as session:
-            results = list(session.run(self.name, at_once=1 if node.deep else 2))
+            longest = DEEP_SECONDS if node.deep else QUICK_SECONDS
+            at_once = 1 if node.deep else 2
+            results = list(session.run(self.name, at_once=at_once, longest_seconds=longest))
         yield from usable(results)
         for one in results:
             if finding := without_value(one):

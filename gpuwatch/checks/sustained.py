@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
-from gpuwatch.appraisal import appraised, entity, without_value
+from gpuwatch.appraisal import LONGEST, appraised, entity, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.session import Result
@@ -107,8 +107,17 @@ class Sustained:
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Load all of them, and judge speed, steadiness, heat and what held the clocks down."""
         seconds = DEEP_SECONDS if node.deep else QUICK_SECONDS
+        gpus = len(node.gpus)
+        left = self.bound_seconds(gpus, node.deep) - seconds
         with node.session() as session:
-            results = list(session.run(self.name, at_once=len(node.gpus), seconds=seconds))
+            results = list(
+                session.run(
+                    self.name,
+                    at_once=gpus,
+                    seconds=seconds,
+                    longest_seconds=seconds + LONGEST * left,
+                )
+            )
         courses: dict[int, list[Result]] = {}
         for one in results:
             if finding := without_value(one):
