@@ -20,6 +20,7 @@ LEAST_POWER = 0.95
 VIRTUAL = {2: "a slice of one (vGPU)", 4: "a slice of one (vSGA)"}  # nvmlGpuVirtualizationMode_t
 SLICE = re.compile(r"\bGRID\b|-\d+(?:-\d+)?[ABCQ]$|\bMIG \dg")  # as vGPU and MIG profiles are named
 BOARDS = (1, 2, 4, 8)  # GPUs of a baseboard, and the parts that NVSwitches can cut it into
+DISPLAY = "DGX Display"  # a small card in some systems, which is not for computing
 FORMS = ("SXM", "NVL", "PCIE")
 VARIANTS = ("D", "TI", "SUPER", "LAPTOP", "MAX", "GRID", "MIG")
 ID_LIST = "compare with the list of ids in the README of NVIDIA's open kernel modules"
@@ -80,7 +81,7 @@ def _count(node: Node) -> Iterator[Finding]:
         yield matter.seen(float(answering), float(len(node.gpus)), "PCI bus").good()
     else:
         yield matter.seen(float(answering)).skipped(
-            "the PCI bus is not shown here: whether a GPU is missing is not known",
+            "the PCI bus is hidden, or not this container's alone: a GPU may be missing",
             "say how many there should be, or verify from the host",
         )
     if on_bus == len(node.gpus) and on_bus not in BOARDS and _on_baseboards(node):
@@ -102,12 +103,13 @@ def _on_baseboards(node: Node) -> bool:
 
 def _same(node: Node) -> Iterator[Finding]:
     """Find models that are mixed, and GPUs that are told twice."""
-    names = Counter(name_of(gpu) for gpu in node.answering if name_of(gpu))
+    told = [name_of(gpu) for gpu in node.answering]
+    names = Counter(name for name in told if name and DISPLAY not in name)
     if len(names) > 1:
-        told = ", ".join(f"{times}x {name}" for name, times in names.most_common())
+        models = ", ".join(f"{times}x {name}" for name, times in names.most_common())
         yield (
             Matter("identity", "host", "models")
-            .seen(told, names.most_common(1)[0][0], "siblings")
+            .seen(models, names.most_common(1)[0][0], "siblings")
             .bad(
                 "the GPUs are of different models: the slowest holds the others back",
                 "board",

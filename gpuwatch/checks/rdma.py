@@ -14,7 +14,8 @@ from gpuwatch.static_check import Matter, StaticCheck
 from gpuwatch.topology import nearest_gpus, pci_path
 from gpuwatch.verify import Finding, Node
 
-ALL = {"include": [], "exclude": [], "virtual_functions": True}  # a renter has virtual ones
+# Virtual functions are left out only where the device that they are of is here as well.
+ALL = {"include": [], "exclude": [], "virtual_functions": False}
 ACTIVE = "ACTIVE"
 NO_ADDRESS = re.compile(r"^[0:]*$|^fe80:0000:0000:0000:0000:0000:0000:0000$")
 
@@ -60,11 +61,12 @@ def _kind(ports: list[RdmaPort], up: list[RdmaPort]) -> Iterator[Finding]:
             continue
         fault = f"it is {state}, and others like it are up" if port not in up else ""
         step = "look at cable, transceiver and switch; in INIT at the subnet manager"
-        yield matter.seen(state, ACTIVE, "siblings").judged(fault, "link", step, fatal=True)
+        few = len(up) > len(ports) / 2
+        yield matter.seen(state, ACTIVE, "siblings").judged(fault, "link", step, fatal=few)
         if fault:
             continue
         matter = Matter("rdma", port.id, "rate", "bytes_per_second")
-        if rate is None:
+        if not rate:
             yield matter.unread("the rate of its link")
         else:
             slow = f"its link has {rate / fastest:.0%} of the rate of others like it"
@@ -72,7 +74,7 @@ def _kind(ports: list[RdmaPort], up: list[RdmaPort]) -> Iterator[Finding]:
                 slow if rate < fastest else "",
                 "link",
                 "look at cable, transceiver and the switch's port",
-                fatal=True,
+                fatal=list(rates.values()).count(rate) == 1,  # others like it may be for storage
             )
         yield _address(port)
         yield _mtu(port)
@@ -95,7 +97,9 @@ def _rate(port: RdmaPort) -> float | None:
 def _address(port: RdmaPort) -> Finding:
     """Say whether the port has an address that others can reach."""
     matter = Matter("rdma", port.id, "address")
-    if port.labels["link_layer"] != "Ethernet":
+    if port.labels["link_layer"] not in ("Ethernet", "InfiniBand"):
+        return matter.skipped("its addresses are of a kind of their own", "measure it")
+    if port.labels["link_layer"] == "InfiniBand":
         lid = file_text(port.path / "lid")
         fault = "it has no LID: no subnet manager has seen it" if lid in ("0x0", "0") else ""
         step = "start a subnet manager, opensm or the switch's"

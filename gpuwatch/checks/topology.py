@@ -46,23 +46,30 @@ def look(node: Node) -> Iterator[Finding]:
 
 def cell(one: Facts, other: Facts, pair: Facts) -> str:
     """Return the way between two GPUs as nvidia-smi writes it, "" if it is not known."""
-    links = linked(one, other)
+    links = linked(one, other, pair)
     if links:
         return f"NV{links}"
     return "" if links is None else WORDS.get(text(pair, "topology") or "", "")
 
 
-def linked(one: Facts, other: Facts) -> int | None:
+def linked(one: Facts, other: Facts, pair: Facts) -> int | None:
     """Return how many NVLinks join two GPUs, by switches or directly; None if not known."""
     ups = [links_up(gpu) for gpu in (one, other)]
-    if None in ups:
+    known = [up for up in ups if up is not None]
+    if len(known) < len(ups):
         return None
     switched = [_to(gpu, "switch") for gpu in (one, other)]
-    if all(switched):
-        return min(switched)
+    if not all(known) or all(switched):
+        return min(known) and min(switched)
     address = _short(text(other, "pci_bus_id"))
     links = [link for link in tables(one, "nvlinks") or () if flag(link, "up")]
-    return sum(_short(text(link, "remote_pci_bus_id")) == address != "" for link in links)
+    ends = [_short(text(link, "remote_pci_bus_id")) for link in links]
+    if direct := sum(end == address != "" for end in ends):
+        return direct
+    # A virtual machine may hide where links lead, while the driver knows that they join the two.
+    if text(pair, "peer", "nvlink") == "ok":
+        return min(known)
+    return 0 if all(ends) else None
 
 
 def _to(gpu: Facts, end: str) -> int:
