@@ -459,7 +459,7 @@ def test_what_was_not_read_is_no_pass(tmp_path, monkeypatch):
                 if found.verdict == "PASS"
             }
             assert not good & measures, (group, one)
-    nowhere = {name: tmp_path / "no" for name in ("sysfs", "procfs", "devices", "kmsg")}
+    nowhere = dict.fromkeys(("sysfs", "procfs", "devices", "kmsg"), tmp_path / "no")
     blind = examine(Node(gpus=[{"gpu": 0, "pci_bus_id": "0000:07:00.0"}], **nowhere))
     assert [found for found in blind if found.verdict == "PASS"] == []
 
@@ -523,3 +523,69 @@ def test_the_command_looks_at_a_host(make, expect, code, told, tmp_path):
     found = json.loads(done.stdout)["checks"]
     assert told <= {(one["name"], one["measure"]) for one in found if one["verdict"] == "FAIL"}
     assert told or not [one for one in found if one["verdict"] == "FAIL"]
+
+
+def test_links_whose_ends_are_hidden(tmp_path, monkeypatch):
+    """A virtual machine may hide where NVLinks lead: then the driver's word for the pair counts."""
+    made = two_h200(tmp_path)
+    made.say("nvmlDeviceGetNvLinkRemoteDeviceType", "NOT_SUPPORTED")
+    made.say("nvmlDeviceGetNvLinkRemotePciInfo", "NOT_SUPPORTED")
+    node = made.node(monkeypatch)
+    assert faults(examine(node)) == set()
+    ways = next(iter(topology.CHECK.run(node)))
+    assert (ways.verdict, ways.value) == ("PASS", "1x NV18")
+    pairs = [{**node.pairs[0], "peer": {"read": "ok", "write": "ok", "nvlink": None}}]
+    ways = next(iter(topology.CHECK.run(replace(node, pairs=pairs))))
+    assert ways.verdict == "UNKNOWN"
+
+
+def test_direct_links(tmp_path, monkeypatch):
+    """Without switches each two GPUs are joined directly; one that is left out is found."""
+    made = host(
+        tmp_path,
+        4,
+        name="NVIDIA A100-SXM4-80GB",
+        device="20b2",
+        memory_mib=81920,
+        watts=400,
+        links=12,
+        link_megabytes=25781,
+    )
+    made.say("nvmlDeviceGetGpuFabricInfo", "NOT_SUPPORTED")
+    made.say("nvmlDeviceGetNvLinkRemoteDeviceType", val=0)
+    addresses = [device["pci"] for device in made.script.devices]
+    for gpu in range(4):
+        peers = [address for i, address in enumerate(addresses) if i != gpu]
+        for link in range(12):
+            function = f"nvmlDeviceGetNvLinkRemotePciInfo_v2:{link}"
+            made.say(function, dev=gpu, val=peers[link // 4])
+    node = made.node(monkeypatch)
+    assert faults(examine(node)) == set()
+    assert next(iter(topology.CHECK.run(node))).value == "6x NV4"
+    gpus = copy.deepcopy(list(node.gpus))
+    for link in gpus[0]["nvlinks"][:4]:  # to GPU 1
+        link["up"] = False
+    found = next(iter(topology.CHECK.run(replace(node, gpus=gpus))))
+    assert (found.verdict, found.value) == ("FAIL", "5x NV4, 1x SYS")
+    assert "gpu0-gpu1 reach each other by SYS" in found.reason
+
+
+def test_ports_that_are_no_fault(tmp_path, monkeypatch):
+    """Ports of a cloud's own kind, those for storage and virtual functions are left alone."""
+    made = eight_a100(tmp_path)
+    for number in (0, 1):
+        made.tree.device(f"efa_{number}", rate="100 Gb/sec (4X EDR)", layer="Unspecified", board="")
+        (made.tree.port(f"efa_{number}") / "lid").write_text("0x0\n")
+        made.tree.mlx5(20 + number, rate="100 Gb/sec (2X HDR)", board="MT_0000000359")
+        made.tree.mlx5(30 + number, layer="Ethernet", board="MT_0000000359")
+    made.tree.show("mlx5_30", state="1: DOWN")
+    made.tree.show("mlx5_31", state="1: DOWN")
+    function = made.tree.root / "class/infiniband/mlx5_40/device"
+    made.tree.mlx5(40)
+    function.mkdir()
+    (function / "physfn").mkdir()
+    made.tree.show("mlx5_40", state="1: DOWN")
+    found = examine(made.node(monkeypatch))
+    assert faults(found) == set()
+    skipped = {one.measure for one in found if one.name == "rdma" and one.verdict == "SKIP"}
+    assert {"state", "address"} <= skipped

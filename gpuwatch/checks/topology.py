@@ -64,12 +64,10 @@ def linked(one: Facts, other: Facts, pair: Facts) -> int | None:
     address = _short(text(other, "pci_bus_id"))
     links = [link for link in tables(one, "nvlinks") or () if flag(link, "up")]
     ends = [_short(text(link, "remote_pci_bus_id")) for link in links]
-    if direct := sum(end == address != "" for end in ends):
-        return direct
+    if all(ends):
+        return sum(end == address for end in ends)
     # A virtual machine may hide where links lead, while the driver knows that they join the two.
-    if text(pair, "peer", "nvlink") == "ok":
-        return min(known)
-    return 0 if all(ends) else None
+    return min(known) if text(pair, "peer", "nvlink") == "ok" else None
 
 
 def _to(gpu: Facts, end: str) -> int:
