@@ -13,6 +13,7 @@ from gpuwatch.verify import Verdict
 from gpuwatch.verify_report import Report
 
 NOISE = 0.02  # of a value that says nothing of its own
+THUMB_NOISE = 0.25  # of what rules of thumb are about: what else the host does
 LOSS = 0.05
 RATES = ("bytes_per_second", "flops_per_second")  # of which more is better
 Change = dict[str, Any]
@@ -105,7 +106,8 @@ def _findings(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Cha
             yield _change("value", what, found["entity"], *values, unit=found["unit"])
             continue
         ratio = values[1] / values[0]
-        unit, noise = found["unit"], max(was["noise"] or NOISE, found["noise"] or NOISE)
+        usual = THUMB_NOISE if found["thumb"] else NOISE
+        unit, noise = found["unit"], max(was["noise"] or usual, found["noise"] or usual)
         if unit and abs(ratio - 1) <= noise:
             continue
         loss = 1 - ratio if unit in RATES else 1 - 1 / ratio if unit == "seconds" else 0.0

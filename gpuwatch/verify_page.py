@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from gpuwatch.verify import VERDICTS, Finding
+from gpuwatch.verify import Finding
 from gpuwatch.verify_charts import charts
 from gpuwatch.verify_report import Report
 from gpuwatch.verify_text import amount, change_text, merged, places, summary, title, values
@@ -27,9 +27,11 @@ def page(report: Report) -> str:
     style = (DATA / "verify.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     when = datetime.datetime.fromtimestamp(report.time, datetime.UTC)
-    judged = sorted(report.judged, key=lambda found: VERDICTS.index(found.verdict))
+    judged = report.judged
+    checked = [found for found in judged if found.verdict != "SKIP"]
     thumbs = [found for found in report.findings if found.thumb]
-    drawn = charts(report.judged)
+    looked = {one.check.name for one in report.ran if one.check.phase == "static"}
+    drawn = charts([found for found in report.judged if found.name not in looked])
     parts = {
         "style": style,
         "style_hash": f"sha256-{digest}",
@@ -41,7 +43,8 @@ def page(report: Report) -> str:
         "gpus": _section("GPUs", _table(("GPU", *GPU), _gpus(report))),
         "faults": _section("What is wrong, and what to do", "".join(_faults(judged))),
         "charts": _section("Measured", drawn and f'<div class="charts">{drawn}</div>'),
-        "findings": _section("All that was checked", _table(COLUMNS, _rows(judged))),
+        "findings": _section("All that was checked", _table(COLUMNS, _rows(checked))),
+        "skipped": _section("Skipped", "".join(_skipped(judged))),
         "thumbs": _section(
             "Rules of thumb",
             thumbs and f"<p>{THUMB}</p>{_table(COLUMNS, _rows(thumbs))}",
@@ -102,13 +105,21 @@ def _verdict(found: Finding) -> str:
 
 
 def _faults(judged: Iterable[Finding]) -> Iterator[str]:
-    for found in judged:
-        if found.verdict != "PASS":
-            yield f"<h3>{_verdict(found)} {escape(title(found))}, {escape(found.entity)}</h3>"
-            looks = f" (looks like: {found.cause})" if found.cause else ""
-            yield from (
-                f"<p>{escape(text)}</p>" for text in (found.reason + looks, found.next_step) if text
-            )
+    bad = merged(found for found in judged if found.verdict not in ("PASS", "SKIP"))
+    for group in bad:
+        found = group[0]
+        about = f"{title(found)}, {places([one.entity for one in group])}"
+        looks = f" (looks like: {found.cause})" if found.cause else ""
+        yield f"<h3>{_verdict(found)} {escape(about)}</h3>"
+        for text in (found.reason + looks, found.next_step):
+            yield f"<p>{escape(text)}</p>" if text else ""
+
+
+def _skipped(judged: Iterable[Finding]) -> Iterator[str]:
+    for group in merged(found for found in judged if found.verdict == "SKIP"):
+        found = group[0]
+        about = f"{title(found)}, {places([one.entity for one in group])}: {found.reason}"
+        yield f"<p>{escape(about)}; {escape(found.next_step)}</p>"
 
 
 def _compared(report: Report) -> Iterator[str]:

@@ -386,7 +386,11 @@ def test_the_page(host):
     host.node.script.devices[0]["name"] = hostile
     host.node.script.write(host.directory / "script")
     target = host.directory / "report.html"
-    listed = [*SOUND, {"name": "matmul", "find": speed}, {"name": "sum", "find": [sweep]}]
+    listed = [
+        *SOUND,
+        {"name": "matmul", "phase": "load", "find": speed},
+        {"name": "sum", "phase": "load", "find": [sweep]},
+    ]
     code, _, _ = host.run(listed, "--html", str(target))
     assert code == 1
     with Browser() as browser:
@@ -395,7 +399,7 @@ def test_the_page(host):
         assert browser.run("document.querySelectorAll('script, img, link').length") == 0
         assert browser.run("document.querySelectorAll('rect').length") == 3
         assert browser.run("document.querySelectorAll('polyline').length") == 1
-        assert browser.text("section").count("NVIDIA H100") >= 2
+        assert browser.text("body").count("NVIDIA H100") >= 2
         paper = "getComputedStyle(document.body).backgroundColor"
         light = browser.run(paper)
         browser.theme("dark")
