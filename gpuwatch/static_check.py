@@ -7,8 +7,6 @@ from typing import Literal
 from gpuwatch.fact import text
 from gpuwatch.verify import Cause, Facts, Finding, Node, Verdict
 
-BOUND_SECONDS = 20.0  # it reads files, of which one may hang
-
 
 @dataclass(slots=True)
 class StaticCheck:
@@ -18,12 +16,13 @@ class StaticCheck:
     help: str
     look: Callable[[Node], Iterable[Finding]]
     essential: bool = False
+    seconds: float = 5.0  # a file of a sick device may hang
     deep_only: bool = False
     phase: Literal["static", "load"] = "static"
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take."""
-        return BOUND_SECONDS
+        return self.seconds
 
     def run(self, node: Node) -> Iterator[Finding]:
         """Yield what it finds."""

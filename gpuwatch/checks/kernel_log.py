@@ -100,4 +100,6 @@ def _ago(age_ns: int) -> str:
     return f"{hours / 24:.0f} days ago" if hours > 48 else f"{hours:.1f} hours ago"
 
 
-CHECK = StaticCheck("kernel_log", "what the kernel log of this boot tells of the GPUs", look)
+CHECK = StaticCheck(
+    "kernel_log", "what the kernel log of this boot tells of the GPUs", look, seconds=10
+)
