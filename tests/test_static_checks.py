@@ -26,7 +26,6 @@ from gpuwatch import checks
 from gpuwatch.checks import kernel_log, pcie_link, topology
 from gpuwatch.checks.identity import differs
 from gpuwatch.checks.pcie_link import Link
-from gpuwatch.static_check import Matter
 from gpuwatch.verify import Finding, Node
 
 STATIC = [check for check in checks.CHECKS if check.phase == "static"]
@@ -368,9 +367,15 @@ def test_a_model_that_was_asked_for(asked, name, same):
 )
 def test_a_pcie_link(link, lanes, generation):
     """The width counts also while a GPU does nothing; the generation as far as the slot allows."""
-    matter = Matter("pcie_link", "gpu0")
-    assert pcie_link.width(link, matter).verdict == lanes
-    assert pcie_link.generation(link, matter).verdict == generation
+    found = [one.verdict for one in pcie_link.findings(link, False, "pcie_link", "gpu0")]
+    assert found == [lanes, generation]
+
+
+def test_a_pcie_link_under_load():
+    """Under load a link that is let down is one that cannot do better."""
+    link = Link(1, 8, 4, 16, 4, 16, (4, 16))
+    found = list(pcie_link.findings(link, True, "pcie", "gpu0"))
+    assert [(one.name, one.verdict, one.cause) for one in found] == [("pcie", "FAIL", "link")] * 2
 
 
 @pytest.mark.parametrize(("bits", "told"), [(0x5F, "WARN"), (0x01, "PASS"), (None, "PASS")])

@@ -1,7 +1,7 @@
 """Whether each GPU's PCIe link is as wide and as fast as its slot should make it.
 
-A GPU that does nothing lets its link down to generation 1, and that is fine: the check `pcie` looks
-again while it copies. What a virtual machine shows for a slot may be made up, so a link is never
+A GPU that does nothing lets its link down to generation 1, and that is fine: the check `pcie` has it
+judged again, by `findings`, while it copies. What a virtual machine shows for a slot may be made up, so a link is never
 held to be less than it is seen to do.
 """
 
@@ -24,6 +24,7 @@ class Link:
     """A GPU's link: now, at most by GPU and slot together, and at most by the GPU alone.
 
     None is not known; `wanted` is (generation, lanes) of a slot that does not hold the model back.
+    `system` is the model if its link depends on the system that it is built into, else "".
     """
 
     generation: int | None
@@ -33,6 +34,7 @@ class Link:
     generation_own: int | None = None
     lanes_own: int | None = None
     wanted: tuple[int, int] | None = None
+    system: str = ""
 
 
 def link(node: Node, gpu: Facts) -> Link:
@@ -53,6 +55,7 @@ def link(node: Node, gpu: Facts) -> Link:
         generation_own=count(gpu, "pcie", "generation_own") or own.generation,
         lanes_own=own.lanes,
         wanted=model.board.pcie if model else None,
+        system=model.model if model and model.board.pcie is None else "",
     )
 
 
@@ -62,8 +65,19 @@ def _least(now: int | None, *limits: int | None) -> int | None:
     return max(min(known), now or 0) if known else None
 
 
-def width(link: Link, matter: Matter) -> Finding:
-    """Judge the lanes of a link."""
+def findings(link: Link, under_load: bool, name: str, entity: str) -> Iterator[Finding]:
+    """Judge a link for the check `name`."""
+    if link.system:
+        yield Matter(name, entity, "lanes", "lanes").skipped(
+            f"how {link.system} is linked to its host depends on the system",
+            "compare the speed of copies with a node like it",
+        )
+    else:
+        yield _width(link, under_load, Matter(name, entity, "lanes", "lanes"))
+        yield _generation(link, under_load, Matter(name, entity, "generation"))
+
+
+def _width(link: Link, under_load: bool, matter: Matter) -> Finding:
     now, slot = link.lanes, link.lanes_limit
     wanted = link.wanted[1] if link.wanted else link.lanes_own
     if not now:
@@ -73,6 +87,9 @@ def width(link: Link, matter: Matter) -> Finding:
     matter = matter.seen(float(now), float(wanted), _source(link))
     if now >= wanted:
         return matter.good()
+    if slot is not None and slot > now and under_load:
+        fault = f"{now} lanes under load, where GPU and slot can do {slot}"
+        return matter.bad(fault, "link", RESEAT)
     if slot is not None and slot > now:
         fault = f"{now} lanes now, where {slot} are possible; nobody uses the link now"
         return matter.odd(fault, "link", f"see the check pcie; if it is so there, {RESEAT}")
@@ -83,8 +100,7 @@ def width(link: Link, matter: Matter) -> Finding:
     )
 
 
-def generation(link: Link, matter: Matter) -> Finding:
-    """Judge the generation of a link that nobody uses."""
+def _generation(link: Link, under_load: bool, matter: Matter) -> Finding:
     now, limit = link.generation, link.generation_limit
     wanted = link.wanted[0] if link.wanted else link.generation_own
     if not now:
@@ -101,6 +117,8 @@ def generation(link: Link, matter: Matter) -> Finding:
             "host",
             "look at the generation set in the BIOS, and at risers; or take another host",
         )
+    if under_load:
+        return matter.bad(f"the link runs generation {now} under load", "link", RESEAT)
     if limit is None:
         reason = "nobody uses the link, and what the slot can do is not told"
         return matter.skipped(reason, "see the check pcie")
@@ -114,15 +132,7 @@ def _source(link: Link) -> str:
 def look(node: Node) -> Iterator[Finding]:
     """Judge the link of each GPU, and its count of replays."""
     for gpu in node.answering:
-        model = expected.named(name_of(gpu))
-        if model is not None and model.board.pcie is None:
-            reason = f"how {model.model} is linked to its host depends on the system"
-            step = "compare the pcie canary with a node like it"
-            yield Matter("pcie_link", entity(gpu), "lanes").skipped(reason, step)
-        else:
-            found = link(node, gpu)
-            yield width(found, Matter("pcie_link", entity(gpu), "lanes", "lanes"))
-            yield generation(found, Matter("pcie_link", entity(gpu), "generation"))
+        yield from findings(link(node, gpu), False, "pcie_link", entity(gpu))
         yield _replays(gpu)
 
 
