@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -16,6 +17,7 @@ from running import descendants, wait_for
 from verify_checks import Scripted
 
 from gpuwatch import checks
+from gpuwatch.canary_host import LOCK, only_session
 from gpuwatch.cli import main
 from gpuwatch.errors import ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
@@ -52,7 +54,7 @@ SOUND = [
 READING = {
     "canary": "matmul",
     "entity": ["gpu", UUIDS[0]],
-    "time": 1.7e9,
+    "time": time.time(),
     "size": 8192,
     "dtype": "bf16",
     "value": 7e14,
@@ -371,6 +373,25 @@ def test_readings_become_the_baseline(host, capsys):
                  f"--path.runtime={host.directory / 'runtime'}"]) == 0  # fmt: skip
     (shown,) = json.loads(capsys.readouterr().out)
     assert (shown["canary"], shown["readings"], shown["last"]) == ("matmul", 1, 7e14)
+
+
+def test_a_running_daemon_takes_the_readings(host):
+    """It has them at once, and by its lock no canary of its own comes in between."""
+    listed = [{**SOUND[0], "phase": "load"}, {"name": "speed", "read": [READING]}]
+    with host.node.running() as daemon:
+        code, _, errors = host.run(listed, "--save")
+        assert (code, errors.splitlines()[-1][:18]) == (0, "saved: 1 readings ")
+
+        def kept():
+            courses = json.loads(daemon.get("/api/v1/canaries")[1])["canaries"]
+            return [reading["value"] for course in courses for reading in course["readings"]]
+
+        assert wait_for(kept) == [7e14]
+        with only_session(daemon.runtime / LOCK) as alone:
+            assert alone
+            code, report = host.report(listed)
+        assert code == 3
+        assert report["checks"][0]["reason"] == "canaries run already on this host: try again later"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")

@@ -6,16 +6,19 @@ import signal
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from gpuwatch import checks
+from gpuwatch.canary_host import LOCK, only_session
 from gpuwatch.commands.run import config_request
 from gpuwatch.commands.verify_node import expectation, gathered, notes, refusals
 from gpuwatch.commands.verify_progress import Progress
 from gpuwatch.commands.verify_save import save
 from gpuwatch.errors import PASS, ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
+from gpuwatch.paths import control_socket
 from gpuwatch.startup import validate
 from gpuwatch.verify import Check
 from gpuwatch.verify_compare import compare
@@ -163,21 +166,24 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
     """Do it; on an interrupt, say what was done by then."""
     began, start = time.time(), time.monotonic()
     chosen, left_out = _chosen(arguments)
+    loads = any(check.phase == "load" for check in chosen)
+    lock = control_socket(config["paths"]["runtime"]).with_name(LOCK)
     progress = Progress(chosen)
     examination = None
     try:
-        node, findings = gathered(arguments, config)
-        if any(check.phase == "load" for check in chosen) and not node.forced:
-            findings = findings or refusals(node)
-        verdict = findings[0].verdict if findings else "UNKNOWN"
-        if not findings:
-            seconds = DEEP_SECONDS if arguments.deep else QUICK_SECONDS
-            examination = Examination(node, chosen, seconds - (time.monotonic() - start))
-            for check in examination.run():
-                progress.begin(check, examination)
-            progress.end(examination)
-            findings = [*examination.findings, *notes(node)]
-            verdict = overall(findings, chosen)
+        with only_session(lock) if loads else nullcontext(True) as alone:
+            node, findings = gathered(arguments, config)
+            if loads and not node.forced:
+                findings = findings or refusals(node, alone)
+            verdict = findings[0].verdict if findings else "UNKNOWN"
+            if not findings:
+                seconds = DEEP_SECONDS if arguments.deep else QUICK_SECONDS
+                examination = Examination(node, chosen, seconds - (time.monotonic() - start))
+                for check in examination.run():
+                    progress.begin(check, examination)
+                progress.end(examination)
+                findings = [*examination.findings, *notes(node)]
+                verdict = overall(findings, chosen)
     except KeyboardInterrupt:
         progress.interrupted(examination.findings if examination else ())
         raise

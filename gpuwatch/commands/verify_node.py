@@ -77,8 +77,10 @@ def expectation(text: str) -> tuple[int, str]:
     return int(written[1] or 0), written[2] or ""
 
 
-def refusals(node: Node) -> list[Finding]:
-    """Return who uses the GPUs: then nothing may run there."""
+def refusals(node: Node, alone: bool) -> list[Finding]:
+    """Return who uses the GPUs: then nothing may run there. `alone`: no canary runs on the host."""
+    if not alone:
+        return [_skip("host", canary_host.RUNS_ALREADY)]
     return [_skip(f"gpu{number}", why) for number, why in node.busy.items()]
 
 
