@@ -1,8 +1,8 @@
 """Whether each GPU's PCIe link is as wide and as fast as its slot should make it.
 
-A GPU that does nothing lets its link down to generation 1, and that is fine: the check `pcie` has it
-judged again, by `findings`, while it copies. What a virtual machine shows for a slot may be made up, so a link is never
-held to be less than it is seen to do.
+A GPU that does nothing lets its link down to generation 1, and that is fine: the check `pcie` has
+it judged again, by `findings`, while it copies. What a virtual machine shows for a slot may be made
+up, so a link is never held to be less than it is seen to do.
 """
 
 from collections.abc import Iterator
