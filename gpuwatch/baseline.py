@@ -18,7 +18,7 @@ from gpuwatch import baseline_table as table
 from gpuwatch.baseline_table import Entry, Kept, Taken, epoch
 from gpuwatch.canary_reading import CanaryReading, Shape
 from gpuwatch.canary_text import Peers, Standing, said, value_of
-from gpuwatch.courses import COURSES, READINGS, SHOWN_SECONDS, CourseLog
+from gpuwatch.courses import AHEAD_SECONDS, COURSES, READINGS, SHOWN_SECONDS, CourseLog
 from gpuwatch.database import Connection
 from gpuwatch.expected import expected
 from gpuwatch.judgement import Kind, Opinion, Point
@@ -226,9 +226,13 @@ class Baseline:
         return entry.shared
 
     def newest(self, uuid: str) -> float | None:
-        """Return when a GPU last gave a reading, unix seconds; None if it never did."""
+        """Return when a GPU last gave a reading, unix seconds; None if it never did.
+
+        One of the future is of a clock that was wrong.
+        """
+        latest = time.time() + AHEAD_SECONDS
         times = [entry.newest for entry in self._entries.values() if entry.entity.id == uuid]
-        return max(times, default=None)
+        return max((time for time in times if time <= latest), default=None)
 
     def readings(self, about: Entity, canary: str) -> int:
         """Return how many readings of a canary there are in the present environment."""

@@ -23,6 +23,7 @@ from gpuwatch.signals import Entity, valid
 SHOWN_SECONDS = 7 * 86_400.0
 COURSES = 300  # those with the newest readings
 READINGS = 100  # of each course: two days of every half hour
+AHEAD_SECONDS = 60.0  # of the clock: what is later is of a clock that was wrong
 LATEST = 9e9  # unix seconds, in the year 2255: what is later is no time
 MEASURED = (
     "time",

@@ -96,7 +96,7 @@ class Daemon:
         self.leases = Leases(self.store, boot_id)
         self.baseline = Baseline(self.store, lambda about: in_trouble(self, about))
         self.canary_ledger = CanaryLedger(self.baseline, self.note)
-        self.standings = Standings()
+        self.standings = Standings(self.config["source"]["file"])
         self.simulated_canaries = SimulatedCanaries(self)
         self.idle = IdleTime()
         self.made_up = self.config["source"]["kind"] != "nvml"

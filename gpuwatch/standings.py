@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +13,19 @@ from gpuwatch.baseline_table import Entry
 from gpuwatch.canary_metrics import Sample, samples
 from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.canary_text import Standing, standing_text, value_of
-from gpuwatch.courses import COURSES, LATEST, SHOWN_SECONDS, Course, Noted, reading_json, worst
+from gpuwatch.clock import SECOND_NS
+from gpuwatch.courses import (
+    AHEAD_SECONDS,
+    COURSES,
+    SHOWN_SECONDS,
+    Course,
+    Noted,
+    reading_json,
+    worst,
+)
+from gpuwatch.errors import RecordingError
 from gpuwatch.expected import figure
+from gpuwatch.recorded import Recorded
 from gpuwatch.signals import HOST, Entity
 
 NOTHING: Mapping[Any, int] = MappingProxyType({})
@@ -23,10 +35,12 @@ class Standings:
     """What is known of canaries as plain data, made anew only when there are other readings.
 
     `courses` and `samples`, their metrics, are never changed, only replaced: another thread may
-    read them. `brief` is what the status says of it, {} without any reading.
+    read them. `brief` is what the status says of it, {} without any reading. With a `recording`,
+    which is replayed, it is what that holds, as if it had just ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recording: str = "") -> None:
+        self._recorded = _recorded(recording) if recording else ()
         self.courses: Sequence[Course] = ()
         self.samples: Sequence[Sample] = ()
         self.brief: Mapping[str, Any] = {}
@@ -49,18 +63,48 @@ class Standings:
         made_of = (*changes, sum(runs.values()), sum(skips.values()))
         if made_of == self._made_of:
             return
-        if changes != self._made_of[:2] and baseline.log.changes:
+        if changes != self._made_of[:2] and (baseline.log.changes or self._recorded):
             self._show(baseline, gpus, now)
         self._made_of = made_of
         self.samples = samples(self.courses, runs, skips, gpus)
 
     def _show(self, baseline: Baseline, gpus: Mapping[str, Entity], now: float) -> None:
-        self.courses = _courses(baseline, gpus, now - SHOWN_SECONDS)
+        self.courses = [
+            *(
+                {**one, "entity": list(gpus.get(one["uuid"], one["entity"]))}
+                for one in self._recorded
+            ),
+            *_courses(baseline, gpus, now - SHOWN_SECONDS, now + AHEAD_SECONDS),
+        ]
         brief = {"changes": baseline.log.changes, "worst": worst(self.courses, now)}
         self.brief = brief if self.courses else {}
 
 
-def _courses(baseline: Baseline, gpus: Mapping[str, Entity], since: float) -> list[Course]:
+def _recorded(path: str) -> Sequence[Course]:
+    """Return what a recording holds of canaries, () if it cannot be read: its replay says so."""
+    try:
+        recorded = Recorded(Path(path))
+    except RecordingError:
+        return ()
+    shift = time.time() - recorded.end_ns / SECOND_NS
+    recorded.close()
+    return [
+        {
+            **course,
+            "readings": [
+                {**reading, "time": reading["time"] + shift} for reading in course["readings"]
+            ],
+            "environments": [
+                {**one, "since": one["since"] + shift} for one in course["environments"]
+            ],
+        }
+        for course in recorded.canaries
+    ]
+
+
+def _courses(
+    baseline: Baseline, gpus: Mapping[str, Entity], since: float, until: float
+) -> list[Course]:
     current = [one for one in baseline.standings() if one.current]
     standings = {(one.entity, one.shape): one for one in reversed(current)}  # the newest of each
     log = baseline.log
@@ -68,13 +112,13 @@ def _courses(baseline: Baseline, gpus: Mapping[str, Entity], since: float) -> li
     found = []
     for (entity, shape), noted in log.readings.items():
         runs = failed.get((entity, shape.canary), [])
-        newest = [one for one in (*noted, *map(Noted, runs)) if since <= one.reading.time < LATEST]
+        newest = [one for one in (*noted, *map(Noted, runs)) if since <= one.reading.time < until]
         standing = standings.get((entity, shape))
         if newest and standing is not None:
             newest.sort(key=lambda one: one.reading.time)
             found.append(_course(newest, standing, gpus))
     for (entity, canary), runs in failed.items():
-        newest = [Noted(run) for run in runs if since <= run.time < LATEST]
+        newest = [Noted(run) for run in runs if since <= run.time < until]
         alone = not any((entity, canary) == (about, shape[0]) for about, shape in log.readings)
         if newest and alone:
             found.append(_without_result(newest, gpus))

@@ -1,19 +1,24 @@
 """The ledger: what becomes of each result of a canary, in events, counts and baselines."""
 
+import random
+import sqlite3
 import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from running import Running, wait_for
 
 from gpuwatch.baseline import Baseline
+from gpuwatch.baseline_table import FAILED_KEPT
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary_ledger import REASONS, CanaryLedger
 from gpuwatch.canary_reading import RESULTS, CanaryReading
 from gpuwatch.recorded import Recorded
 from gpuwatch.session import Result
 from gpuwatch.signals import HOST, Entity
+from gpuwatch.standings import Standings
 from gpuwatch.store import Store
 
 CONTRACT = tomllib.loads((Path(__file__).parent / "data/metrics.toml").read_text())
@@ -216,3 +221,132 @@ def test_a_gpu_that_became_slower_is_found(slow):
     assert course["state"] == "regression"
     assert [one["judged"] for one in course["readings"]].count("regression") >= 1
     assert {one["seconds"] for one in course["readings"]} == {1.1}
+
+
+def test_a_replay_shows_what_its_recording_holds(slow, tmp_path):
+    """Courses and metrics of the recorded node, as if they were of now."""
+    recording = wait_for(lambda: (slow.alert("canary_regression_matmul_severe") or {})["recording"])
+    file = slow.directory / "state/recordings" / recording
+    wait_for(file.exists, 60)
+    with Running(tmp_path, "--source", f"replay:{file}") as replay:
+        wanted = ("gpuwatch_canary_baseline_ratio", 'dtype="bf16"', 'gpu="2"')
+        ratio = wait_for(lambda: replay.value(*wanted), 60)
+        assert ratio == pytest.approx(0.92, abs=0.01)
+        last = replay.value("gpuwatch_canary_last_success_timestamp_seconds", "matmul", 'gpu="2"')
+        assert 0 < time.time() - last < 600
+        worst = replay.status()["canaries"]["worst"]
+        assert next(one for one in worst if one["canary"] == "matmul")["entity"] == ["gpu", "2"]
+        assert replay.value("gpuwatch_canary_runs_total", "matmul", 'gpu="2"', '"ok"') == 0
+
+
+# What nobody hopes for.
+
+
+def test_results_in_any_order_add_up():
+    """Whatever comes, of whom and when: nothing is raised, and each run is counted once."""
+    rng = random.Random(5)
+    now = time.time()
+    for _ in range(5):
+        node = Node()
+        told = []
+        for number in range(120):
+            kind = rng.choice(RESULTS)
+            canary, gpu = rng.choice([*((name, gpu) for name in ("matmul", "integrity")
+                                        for gpu in range(3)), ("allreduce", None)])  # fmt: skip
+            changes = {
+                "time": now - rng.choice([0, 10, 60, 1e4, 1e6, -1e5, -1e9]) - number / 1e3,
+                "result": kind,
+                "share": rng.choice([1, 1, 1, 0.9, 0.5, 1e-300]),
+                "spread": rng.choice([None, 0.001, 0.5]),
+                "environment": {"driver": rng.choice("12")},
+            }
+            if rng.random() < 0.2 or kind in ("failed", "aborted"):
+                changes["value"] = None
+            told.append(result(canary, gpu, forced=rng.random() < 0.1, **changes))
+        told += [{}, {"result": "skipped"}, {"canary": "matmul", "result": "skipped", "gpu": 1}]
+        rng.shuffle(told)
+        for one in told:
+            assert node.ledger.take(one) in (True, False)
+            standings = Standings()
+            standings.look(node.baseline, {"GPU-0": Entity("gpu", "0")}, node.ledger.runs)
+        assert sum(node.ledger.runs.values()) == len(told) - 3
+        assert sum(node.ledger.skips.values()) == 1
+        assert node.baseline.facts({"GPU-0": Entity("gpu", "0")}) is not None
+        assert len(node.told("canary_failed")) == 1 + sum(
+            one.get("result") == "failed" for one in told
+        )
+
+
+def test_failed_runs_outlive_a_restart_within_a_bound(tmp_path):
+    """The last ones of each canary on each GPU."""
+    path = tmp_path / "state/gpuwatch.sqlite"
+    store = Store(path)
+    node = Node(store)
+    node.run(2 * FAILED_KEPT, result="failed", value=None, detail="out of memory")
+    node.run(1, gpu=1, result="aborted", value=None, detail="process 7 came")
+    store.close()
+    store = Store(path)
+    again = Node(store)
+    assert {key: len(runs) for key, runs in again.baseline.log.failed.items()} == {
+        (Entity("gpu", "GPU-0"), "matmul"): FAILED_KEPT,
+        (Entity("gpu", "GPU-1"), "matmul"): 1,
+    }
+    standings = Standings()
+    standings.look(again.baseline, {"GPU-1": Entity("gpu", "1")}, now=node.now)
+    shown = {one["uuid"]: one["text"] for one in standings.courses}
+    assert shown == {"GPU-0": "failed: out of memory", "GPU-1": "aborted: process 7 came"}
+    store.close()
+
+
+def test_failed_runs_wait_for_a_disk_that_is_full(tmp_path):
+    """They are shown meanwhile, and written when there is room."""
+    blocked = tmp_path / "state"
+    blocked.write_text("no directory")
+    store = Store(blocked / "gpuwatch.sqlite")
+    node = Node(store)
+    node.run(3, result="failed", value=None)
+    assert "kept in memory only" in store.fault
+    assert len(node.baseline.log.failed[Entity("gpu", "GPU-0"), "matmul"]) == 3
+    blocked.unlink()
+    node.run(1)
+    store.close()
+    again = Node(Store(blocked / "gpuwatch.sqlite"))
+    assert len(again.baseline.log.failed[Entity("gpu", "GPU-0"), "matmul"]) == 3
+
+
+def test_a_damaged_table_of_failures_costs_only_what_is_damaged(tmp_path):
+    """What cannot be read is left out; a file without the table is from before."""
+    path = tmp_path / "state/gpuwatch.sqlite"
+    store = Store(path)
+    Node(store).run(2, result="failed", value=None)
+    store.close()
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE canary_failures SET reading = '{\"canary\": 5' WHERE rowid = 1")
+    store = Store(path)
+    assert len(Node(store).baseline.log.failed[Entity("gpu", "GPU-0"), "matmul"]) == 1
+    store.close()
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("DROP TABLE canary_failures")
+    store = Store(path)
+    node = Node(store)
+    assert not node.baseline.log.failed
+    node.run(1, result="failed", value=None)
+    assert store.fault == ""
+    store.close()
+
+
+def test_readings_of_the_future_neither_stay_the_newest_nor_hide_the_present():
+    """The clock was years ahead for a while: those of today are shown, judged and due again."""
+    node = Node()
+    now = time.time()
+    for number in range(10):  # written under the wrong clock
+        ahead = result(time=now + 1e8 + number * PERIOD)
+        node.baseline.add(CanaryReading.from_json(ahead))
+    assert node.baseline.newest("GPU-0") is None
+    node.ledger.take(result(time=now + 1e8))  # begun before the clock was set right
+    newest = node.baseline.newest("GPU-0")
+    assert newest == pytest.approx(time.time(), abs=60)
+    standings = Standings()
+    standings.look(node.baseline, {"GPU-0": Entity("gpu", "0")})
+    (course,) = standings.courses
+    assert [one["time"] for one in course["readings"]] == [newest]

@@ -177,13 +177,19 @@ def test_the_page_draws_them_as_soon_as_there_are_some(page, imported):
     ]
     assert "regression 8.1 % slower, slow at its full clock, this GPU alone" in rows[0]
     assert any("297.4\u00a0GB/s" in row for row in rows)
+    colours = page.run(
+        "Object.fromEntries([...document.querySelectorAll('#canary-rows .state')]"
+        ".map((one) => [one.textContent, one.className]))"
+    )
+    assert colours["regression"] == "state critical"  # more than 5 %
+    assert colours["normal"] == "state ok"
     shift = "driver 570.86 → 580.95"
     assert shift in page.text('[data-shape^="matmul"] .notes')
     assert "✕ wrong result, GPU 2" in page.text('[data-shape^="integrity"] .notes')
     assert "□ failed, GPU 3" in page.text('[data-shape^="memory"] .notes')
     for shape, colour in (
         ("matmul", "--limit"),
-        ("memory", "--warning"),
+        ("memory", "--failed"),
         ("integrity", "--critical"),
     ):
         assert page.run(f"{DRAWN}('{shape}', '{colour}')")[0] > 10, shape

@@ -8,11 +8,11 @@ import { duration, entityName, moment, UNKNOWN, utc } from "./format.js";
 const ORDER = ["wrong", "regression", "failed", "suspect", "learning", "normal"];
 const CLASSES = {
   wrong: "critical",
-  regression: "critical",
-  failed: "warning",
+  failed: "failed",
   suspect: "warning",
   learning: "unknown",
 };
+const SEVERE = 0.05; // of a loss: its alert is critical
 // By unit: what a value is multiplied with, and what is written after it.
 const UNITS = {
   flops_per_second: [1e-12, "TFLOP/s"],
@@ -127,19 +127,24 @@ export class Canaries {
       cell("Age", h("span", { title: utc(last.time) }, age(this.now - last.time))),
       cell(
         "State",
-        h("span", { class: `state ${CLASSES[course.state] ?? "ok"}` }, course.state),
+        h("span", { class: `state ${stateClass(course)}` }, course.state),
         told(course),
+        hasResult(last) ? "" : h("span", { class: "run" }, ` last run ${last.result}: ${last.detail}`),
       ),
     );
   }
 }
 
+/** Return the colour of a state: of a loss that of the alert it is. */
+function stateClass({ state, loss, peers }) {
+  if (state !== "regression") return CLASSES[state] ?? "ok";
+  if (peers === "whole_node") return "info";
+  return loss >= SEVERE ? "critical" : "warning";
+}
+
 /** Return what there is to say beside the state. */
-function told({ state, text, readings }) {
-  const last = readings.at(-1);
-  const more = text.startsWith(`${state}: `) ? ` ${text.slice(state.length + 2)}` : "";
-  const failed = hasResult(last) ? "" : ` last run ${last.result}: ${last.detail}`;
-  return more + failed;
+function told({ state, text }) {
+  return text.startsWith(`${state}: `) ? ` ${text.slice(state.length + 2)}` : "";
 }
 
 function called({ entity, uuid }) {
@@ -375,7 +380,7 @@ class Chart {
         if (result === "wrong") {
           stroke("--critical", 2.5, [], [x - r, y - r], [x + r, y + r], [x - r, y + r], [x + r, y - r]);
         } else {
-          ctx.strokeStyle = look.css("--warning");
+          ctx.strokeStyle = look.css("--failed");
           ctx.setLineDash([]);
           ctx.lineWidth = 2 * ratio;
           ctx.strokeRect(x - r, y - r, 2 * r, 2 * r);
