@@ -19,7 +19,7 @@ class Matmul:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 30.0 + 6 * gpus if deep else 16.0 + gpus
+        return 30.0 + 6 * gpus if deep else 14.0 + gpus
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try all GPUs at once: that is how they are used."""

@@ -24,7 +24,7 @@ class Startup:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs; torch is read from disk for once."""
-        return 20.0 + 5 * gpus if deep else 8.0 + 2 * gpus
+        return 20.0 + 5 * gpus if deep else 4.0 + 2 * gpus
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try one GPU after the other, or two at once if there is no time."""
