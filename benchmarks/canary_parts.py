@@ -253,12 +253,18 @@ def killed(bench: Bench) -> dict[str, Any]:
 
 
 def integrity(bench: Bench) -> dict[str, Any]:
-    """Check products and sums many times."""
+    """Check products and sums many times, and what memory that takes."""
     rows = []
-    with bench.session() as session:
+    with bench.session() as session, bench.sampled() as sampler:
         for _ in range(2):
-            rows += [[one.gpu, one.result, one.detail] for one in session.run("integrity")]
-    return {"runs": rows, "checks": {"right": bool(rows) and all(row[1] == "ok" for row in rows)}}
+            for one in session.run("integrity"):
+                value = one.reading.value if one.reading else None
+                rows.append([one.gpu, one.result, value, one.detail])
+    checks = {"right": bool(rows) and all(row[1] == "ok" for row in rows)}
+    if not bench.cpu:
+        most = max(sampler.bytes.values(), default=0)
+        checks["at most 2 GiB"] = 0 < most <= 2 << 30
+    return {"runs": rows, "bytes": [*sampler.bytes.values()], "checks": checks}
 
 
 def flips(bench: Bench) -> dict[str, Any]:
