@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Entity, Kind, column_name
 from gpuwatch.slots import Slots
-from gpuwatch.window import Tick, TimeHistogram, Window, put
+from gpuwatch.window import Tick, TimeHistogram, Window, put, put_histogram
 
 FINITE = (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
 MARKER = 0xFFFFFFFF  # all ones of 32 bits, and those of 64: drivers' words for no bits known
@@ -37,7 +37,7 @@ class HeldCell(NamedTuple):
     per_ns: float  # what each nanosecond adds to the integral
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A tick, and how its rows stand in it."""
 
     tick: Tick
@@ -55,6 +55,12 @@ class Cells:
         self._bounds = [column.signal.bounds or FINITE for column in schema.columns]
         self._integers = schema.integers
         self._last = [UNKNOWN_INTEGER] * schema.integers  # that were known
+        self._counters = {
+            name: index
+            for index, name in enumerate(self._names)
+            if schema.columns[index].signal.kind is Kind.COUNTER
+        }
+        self._left: set[int] = set()  # counters that a finer source tells of
         self._bits = {
             index: {bit: column_name(column.signal, label) for bit, label in column.signal.bits}
             for index, column in enumerate(schema.columns)
@@ -68,9 +74,12 @@ class Cells:
 
     def put(self, tick: Tick, rows: npt.NDArray[Any], spans: Sequence[int], slots: Slots) -> None:
         """Put the windows of the rows into the tick, to which the slots are turned."""
-        part = _Part(tick, spans, sum(spans), slots)
+        part = Part(tick, spans, sum(spans), slots)
         columns = rows["integers"].T.tolist() + rows["gauges"].T.tolist()
+        self._give_way(tick)
         for index, values in enumerate(columns):
+            if index in self._left and self._leave(tick, index, values):
+                continue
             if index >= self._integers:
                 self._put_gauge(part, index, values)
             elif index in self._bits:
@@ -78,10 +87,25 @@ class Cells:
             else:
                 self._put_counter(part, index, values)
 
-    @property
-    def are_plain(self) -> bool:
-        """Whether each column makes one window and no more."""
-        return not self._bits and not self._histograms
+    def are_plain(self, tick: Tick) -> bool:
+        """Whether each column makes one window of the tick and no more."""
+        self._give_way(tick)
+        return not self._bits and not self._histograms and not self._left
+
+    def _give_way(self, tick: Tick) -> None:
+        """Leave the counters that a finer source has told of in this tick."""
+        if tick.taken and not tick.taken.isdisjoint(self._counters):
+            self._left |= {self._counters[name] for name in tick.taken & self._counters.keys()}
+
+    def _leave(self, tick: Tick, index: int, values: list[Any]) -> bool:
+        """Say whether a counter is left in this tick; it counts again from its next read on."""
+        if self._names[index] in tick.taken:
+            self._last[index] = UNKNOWN_INTEGER
+            return True
+        if len(values) > 1:
+            self._left.discard(index)
+        values[0] = UNKNOWN_INTEGER  # what was read before is in what the other has told
+        return False
 
     def held(self, row: npt.NDArray[Any]) -> list[HeldCell]:
         """Return plain cells as they are while one row stands."""
@@ -93,11 +117,11 @@ class Cells:
                 if value != UNKNOWN_INTEGER:
                     shown = value * self._columns[index].signal.scale
             elif low <= value <= high:
-                shown, per_ns = _shortest(value), value
+                shown, per_ns = shortest(value), value
             cells.append(HeldCell(*self._names[index], shown, per_ns))
         return cells
 
-    def _put_gauge(self, part: _Part, index: int, values: Sequence[float]) -> None:
+    def _put_gauge(self, part: Part, index: int, values: Sequence[float]) -> None:
         tick, spans, covered_ns, slots = part
         low, high = self._bounds[index]
         minimum, maximum, integral = min(values), max(values), sum(map(mul, values, spans))
@@ -116,24 +140,22 @@ class Cells:
             covered_ns,
             caught,
             missed,
-            _shortest(minimum),
-            _shortest(maximum),
+            shortest(minimum),
+            shortest(maximum),
             integral,
-            _shortest(values[-1]) if values else math.nan,
+            shortest(values[-1]) if values else math.nan,
         )
         entity, name = self._names[index]
         put(tick, entity, name, window)
         histogram = self._histograms.get(index)
-        if histogram is not None:
+        if histogram is not None and (entity, histogram.name) not in tick.taken:
             nanoseconds = [0] * (len(histogram.bounds) + 1)
             for value, span in _durations(values, spans).items():
                 nanoseconds[bisect_left(histogram.bounds, value)] += span
             found = TimeHistogram(tuple(nanoseconds), integral)
-            histograms = tick.histograms.setdefault(entity, {})
-            before = histograms.get(histogram.name)
-            histograms[histogram.name] = before.plus(found) if before else found
+            put_histogram(tick, entity, histogram.name, found)
 
-    def _put_bits(self, part: _Part, index: int, values: Sequence[int]) -> None:
+    def _put_bits(self, part: Part, index: int, values: Sequence[int]) -> None:
         tick, spans, covered_ns, slots = part
         known = None
         if min(values) < 0 or MARKER in values:
@@ -171,7 +193,7 @@ class Cells:
                     names[bit] = column_name(signal, f"unknown_0x{1 << bit:x}")
         return names.items()
 
-    def _put_counter(self, part: _Part, index: int, values: Sequence[int]) -> None:
+    def _put_counter(self, part: Part, index: int, values: Sequence[int]) -> None:
         tick, spans, covered_ns, slots = part
         known = None
         if UNKNOWN_INTEGER in values:
@@ -218,6 +240,6 @@ def _durations(values: Sequence[T], spans: Sequence[int]) -> dict[T, int]:
 
 
 @lru_cache(maxsize=4096)
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """Return the shortest decimal that is this float32: 3201000000, not 3200999936."""
     return float(str(np.float32(value)))

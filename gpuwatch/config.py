@@ -22,7 +22,7 @@ from gpuwatch.logs import Format, Level
 from gpuwatch.paths import runtime_directory, state_directory
 from gpuwatch.rules import RULES
 from gpuwatch.source_choice import parse_source
-from gpuwatch.sources import OFF, SOURCES
+from gpuwatch.sources import OFF, SIMULATED, SOURCES
 from gpuwatch.xid import catalogue
 
 # Flags whose name is not that of their key.
@@ -148,6 +148,16 @@ class Counters(Duty):
     container_logs: Text = "/var/log/containers"
 
 
+class Pm(Duty):
+    """The duty that has GPUs sample themselves; "" looks for the library that fits the driver."""
+
+    interval: Literal["100us", "1ms", "10ms", "100ms"] = "1ms"
+    set: Literal["default", "full"] = "default"
+    library: Text = ""
+    read_deadline_seconds: Annotated[float, Field(ge=0.1, le=60)] = 10.0
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.2
+
+
 class Host(Duty):
     """The duty that reads the host beside its GPUs, and the kernel log."""
 
@@ -230,7 +240,7 @@ def _tables(name: str, models: Mapping[str, Any]) -> Any:
     return _table(name, {key: (model, model()) for key, model in models.items()})
 
 
-_names = [source.name for sources in SOURCES.values() for source in sources]
+_names = [source.name for sources in SIMULATED.values() for source in sources]
 Settings = _tables(
     "Settings",
     {
@@ -243,6 +253,7 @@ Settings = _tables(
         "collectors": _table("Collectors", {name: (bool, name not in OFF) for name in _names}),
         "state": State,
         "counters": Counters,
+        "pm": Pm,
         "host": Host,
         "network": Network,
         "simulated": Simulated,
@@ -294,7 +305,7 @@ def _duties(collectors: Mapping[str, bool], kind: str) -> dict[str, list[str]]:
         return {"replay": []}
     on = {
         duty: [source.name for source in sources if collectors[source.name]]
-        for duty, sources in SOURCES.items()
+        for duty, sources in (SIMULATED if kind == "simulated" else SOURCES).items()
     }
     return {duty: names for duty, names in on.items() if names}
 

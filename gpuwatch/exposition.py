@@ -19,7 +19,8 @@ from gpuwatch import __version__
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.families import ENTITY_LABELS, FAMILIES, INFOS, MODES, TENANT_INFOS
 from gpuwatch.page import Line, Page, header, number
-from gpuwatch.signals import HOST, Column, Entity, Kind, Signal, quote
+from gpuwatch.pm_signals import IDLE_GAPS, LOADS
+from gpuwatch.signals import HOST, Column, Entity, Histogram, Kind, Signal, quote
 from gpuwatch.snapshot import KMSG, Snapshot
 from gpuwatch.source import EntityInfo
 from gpuwatch.totals import Durations, EventTotal, TimeShares
@@ -59,6 +60,9 @@ class Exposition:
         self._process = ProcessCollector(registry=None)
         for name, kind, text in FAMILIES:
             self._declare(name, kind, text)
+        for load in LOADS:
+            self._declare_shares(load.histogram)
+        self._declare(IDLE_GAPS.name, "histogram", IDLE_GAPS.help)
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Return the page."""
@@ -94,6 +98,10 @@ class Exposition:
 
     def _declare(self, name: str, kind: str, text: str) -> None:
         self._header(NAMESPACE + name, kind, text)
+
+    def _declare_shares(self, histogram: Histogram) -> None:
+        text = f"{histogram.help} Counts microseconds, since the daemon's start."
+        self._declare(histogram.name, "histogram", text)
 
     def _header(self, family: str, kind: str, text: str) -> None:
         if family not in self._headers:
@@ -244,8 +252,7 @@ class Exposition:
                 text = f"{what} over the trailing 60 s. {signal.help}"
                 self._declare(f"{signal.name}_{suffix}", "gauge", text)
         if signal.histogram is not None:
-            text = f"{signal.histogram.help} Counts microseconds, since the daemon's start."
-            self._declare(signal.histogram.name, "histogram", text)
+            self._declare_shares(signal.histogram)
         return Shown(column, column.name, _fragment(column))
 
     def _put_column(self, page: Page, snapshot: Snapshot, shown: Shown) -> None:
@@ -291,6 +298,8 @@ class Exposition:
             self._put(page, "gpu_counters_uncovered_seconds_total", entity, missed_ns / SECOND_NS)
         for (entity, name), shares in totals.shares.items():
             self._put_histogram(page, name, entity, shares)
+        for entity, gaps in totals.gaps.items():
+            self._put_histogram(page, IDLE_GAPS.name, entity, gaps)
 
     def _note(self, page: Page) -> None:
         """Count and log what the page had to leave out, each duplicate once."""

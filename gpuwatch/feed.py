@@ -271,7 +271,7 @@ class Feed:
         self.entities = entities_of(live)
         self.constants = [constant for manifest in live for constant in manifest.constants]
         self.columns, self.feeders, self.bit_feeders = [], {}, {}
-        for ring in self.rings.values():
+        for ring in sorted(self.rings.values(), key=lambda ring: ring.windows.dense):
             if ring.current:
                 self.columns += ring.columns
                 self._gather_feeders(ring.windows.schema)
@@ -330,7 +330,7 @@ class Feed:
     def _close(self, end_ns: int) -> Tick:
         tick = Tick(end_ns - TICK_NS, end_ns, constants=self._constants, links=self._links)
         states, fed = self.states, dict.fromkeys(self._duties, False)
-        for ring in self.rings.values():
+        for ring in sorted(self.rings.values(), key=lambda ring: not ring.windows.dense):
             source = ring.reader.schema.source
             ended = ring.windows.ended or (not ring.current and ring.windows.oldest_ns is None)
             if ended or states.get(source) in NOT_PLANNED:

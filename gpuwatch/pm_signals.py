@@ -69,11 +69,15 @@ TENSOR_BUSY = _busy(
         LOAD_BOUNDS,
     ),
 )
-GPC_CLOCK = replace(
-    CLOCK,
-    statistics=(),
-    histogram=CLOCK.histogram and replace(CLOCK.histogram, label="gpc"),
-    refresh_seconds=REFRESH_SECONDS,
+# The clock of the SMs by the GPU's own count of its cycles.
+GPC_CLOCK = (
+    replace(
+        CLOCK,
+        statistics=(),
+        histogram=CLOCK.histogram and replace(CLOCK.histogram, label="gpc"),
+        refresh_seconds=REFRESH_SECONDS,
+    ),
+    "gpc",
 )
 
 # Signals with their label, in the order of a ring: counters come first.
@@ -82,7 +86,7 @@ DEFAULT = (
     *((signal, "") for signal in NVLINK_COUNTERS),
     *((signal, "") for signal in (PCIE_RECEIVED, PCIE_TRANSMITTED)),
     (GRAPHICS_BUSY, ""),
-    (GPC_CLOCK, "gpc"),
+    GPC_CLOCK,
 )
 FULL = (
     *DEFAULT[:6],

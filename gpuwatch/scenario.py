@@ -5,6 +5,7 @@ seconds after the daemon is ready. Everything is a function of time and seed, so
 different sources, in different processes, tell one story.
 """
 
+import math
 import os
 import random
 import time
@@ -27,6 +28,8 @@ SICK = 2  # the GPU that a scenario's fault strikes; the last of a smaller node
 STEP_NS = 1300 * MILLISECOND_NS
 COMPUTE_NS = STEP_NS * 4 // 5  # the rest of a step is communication
 COMPUTE_SHARE = COMPUTE_NS / STEP_NS
+CLOCK_MAX = 1.98e9
+SLOWED = {"thermal": 1.2e9, "power-brake": 0.99e9}  # the SM clock of the GPU with this fault
 APART_NS = 4 * MILLISECOND_NS  # from one GPU to the next
 STARVED_NS, WAIT_NS = 3 * SECOND_NS, SECOND_NS  # starved: so long of each such time without work
 REFRESH_NS = 100 * MILLISECOND_NS  # of what the driver keeps ready
@@ -115,6 +118,19 @@ class Scenario:
             self._hang(gpu)
         return fault
 
+    def silent(self, gpu: Gpu, now_ns: int) -> bool:
+        """Say whether a GPU has stopped to count, without asking it, which may hang."""
+        fault = self.fault(now_ns) if gpu.number == self._sick else ""
+        return gpu.excluded or fault in ("gpu-lost", "gpu-hang", "xid-79")
+
+    def clock(self, gpu: Gpu, now_ns: int) -> float:
+        """Return the SM clock of a GPU that works."""
+        fault = self.fault(now_ns) if gpu.number == self._sick else ""
+        if self.name == "power-capped" and self.busy(gpu, now_ns):
+            # It moves in steps of 15 MHz about every 50 ms, as the driver's does.
+            return 1.68e9 + 15e6 * int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu.number))
+        return SLOWED.get(fault, CLOCK_MAX)
+
     def instances(self, gpu: Gpu, now_ns: int) -> tuple[EntityInfo, ...]:
         """Return the MIG instances of a GPU, () of one that is not divided."""
         if self.name != "mig" or gpu.number != self._sick or gpu.excluded:
@@ -133,7 +149,7 @@ class Scenario:
 
     def phase(self, gpu: Gpu, now_ns: int) -> float:
         """Return where in its step a GPU is, 0 to 1."""
-        return self._worked_ns(gpu, now_ns) % STEP_NS / STEP_NS
+        return self.worked_ns(gpu, now_ns) % STEP_NS / STEP_NS
 
     def busy(self, gpu: Gpu, now_ns: int) -> bool:
         """Say whether a GPU computes."""
@@ -156,7 +172,7 @@ class Scenario:
 
         In whole nanoseconds, so that neither ever falls, which a counter would take for a reset.
         """
-        whole, part = divmod(self._worked_ns(gpu, now_ns), STEP_NS)
+        whole, part = divmod(self.worked_ns(gpu, now_ns), STEP_NS)
         computed = whole * COMPUTE_NS + min(part, COMPUTE_NS)
         communicated = whole * (STEP_NS - COMPUTE_NS) + max(part - COMPUTE_NS, 0)
         return computed / SECOND_NS, communicated / SECOND_NS
@@ -165,8 +181,8 @@ class Scenario:
         """Return the noise of one refresh, -1 to 1."""
         return random.Random(f"{self._seed} {gpu.number} {slot}").uniform(-1.0, 1.0)  # noqa: S311 - no secret
 
-    def _worked_ns(self, gpu: Gpu, now_ns: int) -> int:
-        # A job's GPUs run nearly together.
+    def worked_ns(self, gpu: Gpu, now_ns: int) -> int:
+        """Return for how long a GPU has been in its steps; a job's GPUs run nearly together."""
         return now_ns - self.waited_ns(now_ns) + gpu.number * APART_NS
 
     def _hang(self, gpu: Gpu) -> None:

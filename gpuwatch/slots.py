@@ -31,7 +31,8 @@ NO_CUT = _Cut(0, 0, [], {})
 class Slots:
     """Counts the slots of one ring's columns; ticks come in order.
 
-    `idle`: no row came in the tick and no slot ended. `most_missing` is of any column.
+    `idle`: no row came in the tick and no slot ended. `most_missing` is of any column. `period_ns`
+    is the time between rows as of the latest turn.
     """
 
     def __init__(self, refresh_ns: Sequence[int]) -> None:
@@ -40,7 +41,7 @@ class Slots:
         self.most_missing = 0
         self._refresh_ns = list(refresh_ns)  # by column; 0: each read is a refresh
         self._newest = [NEVER] * len(refresh_ns)  # when the newest known value was due
-        self._period_ns = 0
+        self.period_ns = 0
         self._widths: list[int] = []  # by column
         self._due: list[int] = []
         self._cuts: dict[int, _Cut] = {}
@@ -49,7 +50,7 @@ class Slots:
     def set_refresh(self, index: int, refresh_ns: int) -> None:
         """Take a column's refresh as it was measured."""
         self._refresh_ns[index] = refresh_ns
-        self._period_ns = 0
+        self.period_ns = 0
 
     def rest(self) -> None:
         """Say that nobody plans to read until the next row comes."""
@@ -71,7 +72,7 @@ class Slots:
         self.most_missing = 0
         if self.epoch_ns is None and not times:  # before its first row nobody planned to read
             return
-        self.idle = not times and end_ns < self._next_ns and period_ns == self._period_ns
+        self.idle = not times and end_ns < self._next_ns and period_ns == self.period_ns
         if self.idle:
             return
         due = [
@@ -80,8 +81,8 @@ class Slots:
         ]
         if self.epoch_ns is None:
             self.epoch_ns = due[0] - MARGIN_NS
-        if self._period_ns != period_ns:
-            self._period_ns = period_ns
+        if self.period_ns != period_ns:
+            self.period_ns = period_ns
             self._widths = [max(refresh_ns, period_ns) for refresh_ns in self._refresh_ns]
             self._cuts = dict.fromkeys(self._widths, NO_CUT)
         start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpuwatch.calibration import RefreshEstimator
 from gpuwatch.cells import Cells, HeldCell
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.dense import DenseCells, is_dense
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER
 from gpuwatch.slots import Slots
@@ -59,6 +60,7 @@ def reach_ns(last_ns: int, period_ns: int) -> int:
 class RingWindows:
     """Turns the rows of one ring into windows; rows come in order, ticks are closed in order.
 
+    `dense` rings are to be closed before all others, which leave to them what both tell of.
     `achieved_seconds` is the time between rows in the newest tick that had two. `refresh_seconds`
     has by name the refresh of gauges, the longest one of a name, as calibration has measured it; it
     looks anew every few seconds.
@@ -75,7 +77,8 @@ class RingWindows:
         self._rows["integers"] = UNKNOWN_INTEGER
         self._rows["gauges"] = UNKNOWN_GAUGE
         self._held: list[HeldCell] | None = None  # its cells, once they were looked at
-        self._cells = Cells(schema)
+        self.dense = is_dense(schema)
+        self._cells = DenseCells(schema) if self.dense else Cells(schema)
         self._slots = Slots([int(c.signal.refresh_seconds * SECOND_NS) for c in schema.columns])
         self._estimator = RefreshEstimator(schema.gauges)
         self._not_estimated: list[npt.NDArray[Any]] = []
@@ -147,7 +150,7 @@ class RingWindows:
         slots.turn(tick.start_ns, tick.end_ns, (), (), self.period_ns)
         time_ns = int(self._rows["time_ns"][0])
         stands = time_ns <= tick.start_ns and tick.end_ns <= time_ns + HOLD_PERIODS * self.period_ns
-        if stands and self._cells.are_plain:
+        if stands and self._cells.are_plain(tick):
             self._repeat(tick)
         else:
             self._cells.put(tick, self._rows[:1], self._spans(tick, [time_ns]), slots)

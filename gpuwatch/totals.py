@@ -17,16 +17,19 @@ import numpy as np
 
 from gpuwatch.clock import SECOND_NS, read_clocks
 from gpuwatch.kernel_log import PCIE_ERROR, XID, told
+from gpuwatch.pm_signals import GPC_CLOCK, IDLE_GAPS, LOADS
 from gpuwatch.signals import Column, Entity, Event, Kind, Total, column_name
 from gpuwatch.window import TICK_NS, Floats, Rows, Tick, TimeHistogram, Window
 
 TRAILING_TICKS = 60 * SECOND_NS // TICK_NS
 
 SM_CLOCK = 'gpu_clock_hertz{clock="sm"}'
+LIVE_CLOCK = column_name(*GPC_CLOCK)  # the same as hardware counters tell it
 SM_CLOCK_LIMIT = 'gpu_clock_limit_hertz{clock="sm"}'
 
 DURATION_BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0)
 COUNTERS_RESET = "counters_reset"
+LOAD_BOUNDS = {load.histogram.name: load.histogram.bounds for load in LOADS}
 NOTHING = (math.nan, math.nan, 0.0, 0.0)  # minimum, maximum, integral, covered nanoseconds
 
 Key = tuple[Entity, str]
@@ -54,10 +57,9 @@ class Statistics(NamedTuple):
 class Durations:
     """A histogram that counts events by how long each took, in seconds."""
 
-    bounds = DURATION_BOUNDS
-    _bounds = np.array(DURATION_BOUNDS)
-
-    def __init__(self) -> None:
+    def __init__(self, bounds: tuple[float, ...] = DURATION_BOUNDS) -> None:
+        self.bounds = bounds
+        self._bounds = np.array(bounds)
         self._counts = np.zeros(len(self.bounds) + 1, np.int64)
         self._sum_ns = 0
 
@@ -178,8 +180,9 @@ class Totals:
     as time at the full clock; absent while the clock's limit is not known. `counters`: in their
     unit, as their signal's `total` says, NaN before the first value. `uncovered_ns`: time of which
     a counter does not know what happened, the longest of an entity's counters. `shares`: time
-    histograms, by the histogram's name. `late` by duty, `read` and `missing` by source; `events`
-    by event name. `xids` by code and `pcie_errors` by severity: what the kernel log told.
+    histograms, by the histogram's name. `gaps`: how long the idle gaps of a GPU were. `late` by
+    duty, `read` and `missing` by source; `events` by event name. `xids` by code and `pcie_errors`
+    by severity: what the kernel log told.
 
     Events from before `since_ns`, the daemon's start, are not counted.
     """
@@ -195,6 +198,7 @@ class Totals:
         self._totals: defaultdict[Entity, dict[str, Total]] = defaultdict(dict)
         self._carried: dict[Key, float] = {}  # what is added to what a later sampler counts
         self.shares: dict[Key, TimeShares] = {}
+        self.gaps: dict[Entity, Durations] = {}
         self.late: dict[str, Durations] = {}
         self.read: dict[str, Durations] = {}
         self.missing: Counter[str] = Counter()
@@ -244,6 +248,7 @@ class Totals:
         found.counters, found.uncovered_ns = self.counters.copy(), self.uncovered_ns.copy()
         found.missing, found.events = self.missing.copy(), self.events.copy()
         found.shares = {key: copy.copy(shares) for key, shares in self.shares.items()}
+        found.gaps = {entity: copy.copy(gaps) for entity, gaps in self.gaps.items()}
         found.late = {duty: copy.copy(late) for duty, late in self.late.items()}
         found.read = {source: copy.copy(read) for source, read in self.read.items()}
         found.trailing = copy.copy(self.trailing)
@@ -254,11 +259,17 @@ class Totals:
         fell = self._add_counters(tick)
         self._add_bits(tick)
         for entity, windows in tick.windows.items():
-            self._add_lost_clock(tick, entity, windows.get(SM_CLOCK))
+            live = windows.get(LIVE_CLOCK)
+            clock = live if live and live.covered_ns else windows.get(SM_CLOCK)
+            self._add_lost_clock(tick, entity, clock)
         for entity, histograms in tick.histograms.items():
             for name, histogram in histograms.items():
+                if name in LOAD_BOUNDS:  # once there is one: it wants the limit, too
+                    self.shares.setdefault((entity, name), TimeShares(LOAD_BOUNDS[name]))
                 if (entity, name) in self.shares:
                     self.shares[entity, name].add(histogram)
+        for entity, gaps in tick.gaps.items():
+            self.gaps.setdefault(entity, Durations(IDLE_GAPS.bounds)).add(np.array(gaps))
         self._add_rows(tick.rows)
         self.events.update(event.name for event in tick.events)
         self.trailing.add(tick)

@@ -106,7 +106,9 @@ class Rows(NamedTuple):
 class Tick:
     """Everything known about one tick of data time: what rules judge and metrics are made of.
 
-    `links` are the entities that serve another one: the interfaces of an RDMA port.
+    `links` are the entities that serve another one: the interfaces of an RDMA port. `gaps` are the
+    seconds of each idle gap of a GPU that ended. `taken` are columns and histograms of which a
+    source has told that samples finely: no other one counts them again.
     """
 
     start_ns: int
@@ -117,6 +119,8 @@ class Tick:
     rows: list[Rows] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     links: Mapping[Entity, tuple[Entity, ...]] = field(default_factory=dict)
+    gaps: dict[Entity, list[float]] = field(default_factory=dict)
+    taken: set[tuple[Entity, str]] = field(default_factory=set)
 
     def window(self, entity: Entity, name: str) -> Window | None:
         """Return the window of a column, None if no ring has the column."""
@@ -163,3 +167,10 @@ def put(tick: Tick, entity: Entity, name: str, window: Window) -> None:
     windows = tick.windows.setdefault(entity, {})
     other = windows.get(name)
     windows[name] = other.merge(window) if other else window
+
+
+def put_histogram(tick: Tick, entity: Entity, name: str, histogram: TimeHistogram) -> None:
+    """Add time to a histogram of the tick."""
+    histograms = tick.histograms.setdefault(entity, {})
+    before = histograms.get(name)
+    histograms[name] = before.plus(histogram) if before else histogram

@@ -19,12 +19,12 @@ from gpuwatch.config import Settings, load
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules import RULES
 from gpuwatch.scenario import SCENARIOS
-from gpuwatch.sources import SOURCES
+from gpuwatch.sources import SIMULATED
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = (ROOT / "config.example.toml").read_text()
 
-COLLECTORS = ", ".join(source.name for sources in SOURCES.values() for source in sources)
+COLLECTORS = ", ".join(source.name for sources in SIMULATED.values() for source in sources)
 
 names = st.sampled_from(
     [
@@ -144,7 +144,7 @@ def test_file_changes_defaults_and_flags_change_the_file(write):
             "seed = 3",
             (
                 "config.toml:1: seed: unknown key "
-                "(known: paths, web, log, ring, recorder, history, collectors, state, counters,"
+                "(known: paths, web, log, ring, recorder, history, collectors, state, counters, pm,"
                 " host, network, simulated, gpus, canary, rules)"
             ),
         ),

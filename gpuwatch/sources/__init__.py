@@ -25,6 +25,7 @@ from gpuwatch.sources.simulated_host import SimulatedHost, SimulatedKmsg
 from gpuwatch.sources.simulated_jobs import SimulatedJobs, SimulatedProcesses
 from gpuwatch.sources.simulated_mig import SimulatedMig
 from gpuwatch.sources.simulated_network import SimulatedEthtool, SimulatedNetdev, SimulatedRdma
+from gpuwatch.sources.simulated_pm import SimulatedPm
 
 SOURCES: dict[str, tuple[type[Source], ...]] = {
     "state": (NvmlState,),
@@ -41,6 +42,7 @@ SIMULATED: dict[str, tuple[type[Source], ...]] = {
         SimulatedJobs,
         SimulatedProcesses,
     ),
+    "pm": (SimulatedPm,),
     "network": (SimulatedRdma, SimulatedNetdev),
     "host": (SimulatedHost, SimulatedKmsg, SimulatedEthtool),
 }

@@ -1,20 +1,19 @@
 """Stands in for `nvml_state`: the same groups, so all behind them runs as it does live."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.gpu_signals import CLOCK, CLOCK_LIMIT, SLOW_SIGNALS, THROTTLE
-from gpuwatch.scenario import FAULTLESS, REFRESH_NS, Gpu, Scenario
+from gpuwatch.scenario import CLOCK_MAX, FAULTLESS, REFRESH_NS, SLOWED, Gpu, Scenario
 from gpuwatch.signals import HOST, UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Event
 from gpuwatch.source import Context, Findings, Group, Opened
 
-CLOCK_MAX, CLOCK_MEMORY_MAX = 1.98e9, 3.201e9
+CLOCK_MEMORY_MAX = 3.201e9
 TOLD_AFTER_NS = 2 * SECOND_NS
 POWER_CAP, HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x40, 0x80
-SLOWED = {  # the clock event reasons and the SM clock of a GPU with this fault
-    "thermal": (HW_SLOWDOWN | HW_THERMAL, 1.2e9),
-    "power-brake": (HW_SLOWDOWN | HW_POWER_BRAKE, 0.99e9),
+REASONS = {"thermal": HW_SLOWDOWN | HW_THERMAL, "power-brake": HW_SLOWDOWN | HW_POWER_BRAKE}
+FAULTY = {  # the clock event reasons and the SM clock of a GPU with this fault
+    **{fault: (bits, SLOWED[fault]) for fault, bits in REASONS.items()},
     "gpu-lost": (UNKNOWN_INTEGER, UNKNOWN_GAUGE),
 }
 
@@ -76,17 +75,17 @@ class SimulatedState:
         """Nothing is held."""
 
     def _fast_reader(self, gpus: Sequence[Gpu]) -> Callable[[], Sequence[float]]:
-        count, fault_of = len(gpus), self._scenario.fault_of
+        scenario, count = self._scenario, len(gpus)
         row: list[float] = [UNKNOWN_INTEGER] * count + [UNKNOWN_GAUGE] * count
 
         def read() -> Sequence[float]:
             now = monotonic_ns()
             for place, gpu in enumerate(gpus):
-                fault = fault_of(gpu, now)
-                if fault in SLOWED:
-                    row[place], row[count + place] = SLOWED[fault]
-                elif self._capped and self._scenario.busy(gpu, now):
-                    row[place], row[count + place] = POWER_CAP, _capped_clock(gpu, now)
+                fault = scenario.fault_of(gpu, now)
+                if fault in FAULTY:
+                    row[place], row[count + place] = FAULTY[fault]
+                elif self._capped and scenario.busy(gpu, now):
+                    row[place], row[count + place] = POWER_CAP, scenario.clock(gpu, now)
                 else:
                     row[place], row[count + place] = 0, CLOCK_MAX
             return row
@@ -123,8 +122,3 @@ class SimulatedState:
             )
 
         return read
-
-
-def _capped_clock(gpu: Gpu, now_ns: int) -> float:
-    """Return a clock that moves in steps of 15 MHz about every 50 ms, as the driver's does."""
-    return 1.68e9 + 15e6 * int(6 * math.sin(now_ns // (50 * MILLISECOND_NS) + gpu.number))

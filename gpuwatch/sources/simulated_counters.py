@@ -15,6 +15,7 @@ from gpuwatch.gpu_signals import (
     THRESHOLD,
     XIDS_HEARD,
 )
+from gpuwatch.pm_signals import DRAM_LIMIT, NVLINK_LIMIT
 from gpuwatch.scenario import Gpu, Scenario
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
 from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened, TimedRow
@@ -63,6 +64,8 @@ LIMITS = (
     (THRESHOLD, "core_max", 87.0),
     (PCIE_GENERATION_LIMIT, "", 5.0),
     (PCIE_WIDTH_LIMIT, "", 16.0),
+    (DRAM_LIMIT, "", 4.917e12),
+    (NVLINK_LIMIT, "", 18 * 26.562e9),
 )
 MODES = {
     "compute_mode": "default",
