@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuwatch.cells import Cells, Part, shortest
-from gpuwatch.loads import Loads, time_histogram
+from gpuwatch.loads import Fine, Loads, time_histogram
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Kind
 from gpuwatch.slots import Slots
 from gpuwatch.window import Tick, Window, put, put_histogram
+
 
 def is_dense(schema: RingSchema) -> bool:
     """Say whether a ring is to be summed up this way: hardware samples it, and counts."""
@@ -37,10 +38,16 @@ class DenseCells(Cells):
 
     def put(self, tick: Tick, rows: npt.NDArray[Any], spans: Sequence[int], slots: Slots) -> None:
         """Put the windows of the rows into the tick, to which the slots are turned."""
-        part = Part(tick, spans, sum(spans), slots)
-        self._put_counters(part, rows["integers"])
-        self._put_gauges(part, rows["gauges"])
-        self._loads.put(tick, rows, np.array(spans, np.int64), slots.period_ns)
+        part, stands = Part(tick, spans, sum(spans), slots), np.array(spans, np.int64)
+        fine = Fine(
+            np.diff(rows["time_ns"]),
+            np.ascontiguousarray(rows["integers"].T),
+            np.ascontiguousarray(rows["gauges"].T, np.float64),
+            stands,
+        )
+        self._put_counters(part, fine)
+        self._put_gauges(part, fine)
+        self._loads.put(tick, fine, slots.period_ns)
         if len(rows) == 1:  # what was read before the tick stands for some of it
             return
         for entity, name in self._names:
@@ -53,13 +60,13 @@ class DenseCells(Cells):
             if found is not None and any(found.nanoseconds):
                 tick.taken.add((entity, histogram.name))
 
-    def _put_counters(self, part: Part, counts: npt.NDArray[np.int64]) -> None:
-        plain = (counts != UNKNOWN_INTEGER).all(axis=0) & (np.diff(counts, axis=0) >= 0).all(axis=0)
-        for index, (is_plain, first, last) in enumerate(
-            zip(plain.tolist(), counts[0].tolist(), counts[-1].tolist(), strict=True)
-        ):
-            if not is_plain or self._last[index] not in (first, UNKNOWN_INTEGER):
-                self._put_counter(part, index, counts[:, index].tolist())
+    def _put_counters(self, part: Part, fine: Fine) -> None:
+        counts = fine.counts
+        plain = np.logical_and.reduce(fine.known, axis=1)
+        for index, (first, last) in enumerate(counts[:, [0, -1]].tolist()):
+            follows = self._last[index] in (first, UNKNOWN_INTEGER)
+            if not plain[index] or not follows or first == UNKNOWN_INTEGER:
+                self._put_counter(part, index, counts[index].tolist())
                 continue
             self._last[index] = last
             caught, missed = part.slots.count(index)
@@ -78,23 +85,26 @@ class DenseCells(Cells):
             )
             put(part.tick, *self._names[index], window)
 
-    def _put_gauges(self, part: Part, values: npt.NDArray[np.float32]) -> None:
-        spans = np.array(part.spans, np.int64)
-        stand = values[spans > 0].astype(np.float64)
-        if not len(stand):
-            for index, column in enumerate(values.T.tolist(), self._integers):
-                self._put_gauge(part, index, column)
+    def _put_gauges(self, part: Part, fine: Fine) -> None:
+        values, spans = fine.gauges, fine.spans
+        if not spans.all():
+            values, spans = values[:, spans > 0], spans[spans > 0]
+        if not len(spans):
+            for gauge, row in enumerate(fine.gauges.tolist(), self._integers):
+                self._put_gauge(part, gauge, row)
             return
-        spans = spans[spans > 0]
-        lowest, highest = stand.min(axis=0).tolist(), stand.max(axis=0).tolist()
-        integrals = (stand * spans[:, None]).sum(axis=0).tolist()
-        for gauge, (minimum, maximum, integral) in enumerate(
-            zip(lowest, highest, integrals, strict=True)
-        ):
+        rows = zip(
+            values.min(axis=1).tolist(),
+            values.max(axis=1).tolist(),
+            (values * spans).sum(axis=1).tolist(),
+            values[:, -1].tolist(),
+            strict=True,
+        )
+        for gauge, (minimum, maximum, integral, last) in enumerate(rows):
             index = self._integers + gauge
             low, high = self._bounds[index]
             if not (low <= minimum and maximum <= high):  # so is what is no number
-                self._put_gauge(part, index, values[:, gauge].tolist())
+                self._put_gauge(part, index, fine.gauges[gauge].tolist())
                 continue
             caught, missed = part.slots.count(index)
             window = Window(
@@ -106,11 +116,11 @@ class DenseCells(Cells):
                 shortest(minimum),
                 shortest(maximum),
                 integral,
-                shortest(float(stand[-1, gauge])),
+                shortest(last),
             )
             entity, name = self._names[index]
             put(part.tick, entity, name, window)
             histogram = self._histograms.get(index)
             if histogram is not None:
-                found = time_histogram(stand[:, gauge], spans, histogram.bounds)
+                found = time_histogram(values[gauge], spans, histogram.bounds)
                 put_histogram(part.tick, entity, histogram.name, found)

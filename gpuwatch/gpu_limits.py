@@ -4,6 +4,7 @@ An administrator may change some of them while gpuwatch runs, so they are looked
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gpuwatch import pulse as page
 from gpuwatch.gpu_health_signals import PCIE_GENERATION_LIMIT, PCIE_WIDTH_LIMIT
 from gpuwatch.gpu_signals import CLOCK_LIMIT, POWER_LIMIT, THRESHOLD
 from gpuwatch.pcie_counter import link_bytes_per_second
+from gpuwatch.pm_signals import DRAM_LIMIT, NVLINK_LIMIT
 from gpuwatch.reading import plausible
 from gpuwatch.roster import Gpu, Roster
 from gpuwatch.signals import Column, Signal
@@ -23,6 +25,9 @@ THRESHOLDS = ("shutdown", "slowdown", "memory_max", "core_max")  # nvmlTemperatu
 # nvmlComputeMode_t and nvmlEnableState_t.
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 NEITHER = (-1, -1)
+LINK_SPEEDS = [  # megabytes per second of each link
+    (pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+]
 SWITCH = {0: "off", 1: "on"}
 
 
@@ -58,7 +63,7 @@ class Limits:
         gpu.labels.update(modes)
         return True
 
-    def _ask(self, function: str, *arguments: int) -> Any:
+    def _ask(self, function: str, *arguments: Any) -> Any:
         """Return what a function answers, None if it fails or there is no such thing."""
         if self._gone:
             return None
@@ -74,6 +79,8 @@ class Limits:
         yield from self._power_limits()
         video = self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_VIDEO)
         yield CLOCK_LIMIT, "video", _scaled(video, 1e6)
+        yield DRAM_LIMIT, "", self._dram_limit()
+        yield NVLINK_LIMIT, "", self._nvlink_limit()
         for which, name in enumerate(THRESHOLDS):
             yield THRESHOLD, name, self._ask("nvmlDeviceGetTemperatureThreshold", which)
         yield from self._pcie_limits()
@@ -88,6 +95,23 @@ class Limits:
             ("max", high),
         ):
             yield POWER_LIMIT, name, _scaled(milliwatts, 1e-3)
+
+    def _dram_limit(self) -> float | None:
+        """Return what memory moves at its highest clock: twice a cycle, over its whole width.
+
+        Source: bandwidthTest and deviceQuery of NVIDIA's cuda-samples, which reckon so.
+        """
+        megahertz = self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM)
+        bits = self._ask("nvmlDeviceGetMemoryBusWidth")
+        return megahertz * 1e6 * 2 * bits / 8 if megahertz and bits else None
+
+    def _nvlink_limit(self) -> float | None:
+        """Return what all NVLinks of the GPU move in one direction; None without any that is up."""
+        total = 0.0
+        for answer in self._ask("nvmlDeviceGetFieldValues", LINK_SPEEDS) or ():
+            with suppress(pynvml.NVMLError):
+                total += nvml.field(answer)
+        return total * 1e6 or None
 
     def _pcie_limits(self) -> Iterator[tuple[Signal, str, float | None]]:
         """Find the lower of GPU and slot, but never less than the link is seen to do.

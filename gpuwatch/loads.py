@@ -4,7 +4,6 @@ Of a time that was not sampled nothing is said, nor of an idle gap whose begin o
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,29 @@ IDLE_RATIO = 0.01  # of an interval: with no more than this at work the GPU is i
 HOLD_PERIODS = 2  # rows further apart leave a time between them that was not sampled
 
 Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
-def time_histogram(
-    values: npt.NDArray[np.float64], spans: Integers, bounds: Sequence[float]
-) -> TimeHistogram:
+class Fine:
+    """The rows of a tick, column by column; the first row is the last one before the tick.
+
+    `spans` is for how long each stands, `known` whether a counter is, in two rows that follow each
+    other, and did not fall.
+    """
+
+    def __init__(self, apart: Integers, counts: Integers, gauges: Floats, spans: Integers) -> None:
+        self.apart = apart  # nanoseconds from each row to the next
+        self.counts = counts
+        self.gauges = gauges
+        self.spans = spans
+        self.rises = np.diff(counts)
+        self.known = self.rises >= 0
+        if UNKNOWN_INTEGER in counts:
+            there = counts != UNKNOWN_INTEGER
+            self.known &= there[:, 1:] & there[:, :-1]
+
+
+def time_histogram(values: Floats, spans: Integers, bounds: Sequence[float]) -> TimeHistogram:
     """Return for how long each value stood, by inclusive bounds."""
     places = np.searchsorted(bounds, values)
     sums = np.bincount(places, weights=spans, minlength=len(bounds) + 1)
@@ -36,38 +53,36 @@ class Loads:
     def __init__(self, schema: RingSchema) -> None:
         places = {(column.entity, column.name): i for i, column in enumerate(schema.columns)}
         entities = dict.fromkeys(column.entity for column in schema.columns)
-        self._loads: list[tuple[Entity, Load, list[int], npt.NDArray[np.float64]]] = []
+        self._loads: list[tuple[Entity, Load, list[int], Floats]] = []
         for entity in entities:
             for load in LOADS:
                 found = [places[entity, name] for name in load.counters if (entity, name) in places]
                 if len(found) == len(load.counters):
-                    scales = np.array([schema.columns[index].signal.scale for index in found])
-                    self._loads.append((entity, load, found, scales))
+                    scales = [[schema.columns[index].signal.scale] for index in found]
+                    self._loads.append((entity, load, found, np.array(scales)))
         self._gaps = {
             entity: IdleGaps(places[entity, GRAPHICS_BUSY.name] - schema.integers)
             for entity in entities
             if (entity, GRAPHICS_BUSY.name) in places
         }
 
-    def put(self, tick: Tick, rows: npt.NDArray[Any], spans: Integers, period_ns: int) -> None:
-        """Put what ended in the tick into it: the first row is the last one before the tick."""
-        times = np.diff(rows["time_ns"])
+    def put(self, tick: Tick, fine: Fine, period_ns: int) -> None:
+        """Put what ended in the tick into it."""
+        sampled = (fine.apart > 0) & (fine.apart <= HOLD_PERIODS * period_ns)
         for entity, load, columns, scales in self._loads:
             limit = tick.constant(entity, load.limit)
-            if not limit or not len(times):
+            if not limit or not len(sampled):
                 continue
-            counts = rows["integers"][:, columns]
-            known = (counts != UNKNOWN_INTEGER).all(axis=1)
-            rises = np.diff(counts, axis=0)
-            sampled = known[1:] & known[:-1] & (rises >= 0).all(axis=1)
-            sampled &= (times > 0) & (times <= HOLD_PERIODS * period_ns)
-            moved, lasted = rises[sampled] * scales, times[sampled]
-            moved = moved.max(axis=1) if load.each else moved.sum(axis=1)
+            usable = sampled & fine.known[columns].all(axis=0)
+            moved, lasted = fine.rises[columns] * scales, fine.apart
+            if not usable.all():
+                moved, lasted = moved[:, usable], lasted[usable]
+            moved = moved.max(axis=0) if load.each else moved.sum(axis=0)
             ratios = moved / (lasted * (limit * 1e-9))
             found = time_histogram(ratios, lasted, load.histogram.bounds)
             put_histogram(tick, entity, load.histogram.name, found)
         for entity, gaps in self._gaps.items():
-            ended = gaps.ended(tick, rows["gauges"][:, gaps.gauge], spans)
+            ended = gaps.ended(tick, fine.gauges[gaps.gauge], fine.spans)
             tick.gaps.setdefault(entity, []).extend(ended)
 
 
@@ -78,7 +93,7 @@ class IdleGaps:
         self.gauge = gauge
         self._idle_ns: int | None = None  # so long by now; None: nobody knows since when
 
-    def ended(self, tick: Tick, busy: npt.NDArray[np.float32], spans: Integers) -> list[float]:
+    def ended(self, tick: Tick, busy: Floats, spans: Integers) -> list[float]:
         """Return the seconds of each gap that ended in the tick."""
         known = (busy >= 0) & (spans > 0)
         idle, spans = busy[known] <= IDLE_RATIO, spans[known]

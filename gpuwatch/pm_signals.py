@@ -8,6 +8,7 @@ row. A column that the chip does not have is left out of the ring.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpuwatch.gpu_signals import (
     CLOCK,
@@ -45,25 +46,26 @@ NVLINK_COUNTERS = tuple(
 )
 
 
-def _busy(part: str, text: str, histogram: Histogram | None = None) -> Signal:
+def _busy(part: str, text: str, **more: Any) -> Signal:
     return Signal(
         f"gpu_{part}_busy_ratio",
         f"{text}, over the millisecond before.",
         Kind.GAUGE,
         "ratio",
         bounds=(0.0, 1.0),
-        statistics=("",),
-        histogram=histogram,
         refresh_seconds=REFRESH_SECONDS,
+        **more,
     )
 
 
-GRAPHICS_BUSY = _busy("graphics", "Share of time in which any kernel, copy or graphics ran")
+GRAPHICS_BUSY = _busy(
+    "graphics", "Share of time in which any kernel, copy or graphics ran", statistics=("",)
+)
 SM_BUSY = _busy("sm", "Share of the SMs that were busy")
 TENSOR_BUSY = _busy(
     "tensor",
     "Share of what tensor cores can do at most",
-    Histogram(
+    histogram=Histogram(
         "gpu_tensor_load_ratio",
         "Tensor cores: time spent at or below each share of the most they can do.",
         LOAD_BOUNDS,
@@ -73,7 +75,6 @@ TENSOR_BUSY = _busy(
 GPC_CLOCK = (
     replace(
         CLOCK,
-        statistics=(),
         histogram=CLOCK.histogram and replace(CLOCK.histogram, label="gpc"),
         refresh_seconds=REFRESH_SECONDS,
     ),

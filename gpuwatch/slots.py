@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
+import numpy as np
+
 from gpuwatch.clock import SECOND_NS
 
+MANY = 64  # rows, of which arrays are faster than loops
 MARGIN_NS = 1000  # a row's lateness is a float32: it may be due this much before its slot
 MAX_LATE_SECONDS = 1e6  # no sampler ever was later: a foreign recording
 NEVER = -1  # nanoseconds after the first row
@@ -75,10 +78,7 @@ class Slots:
         self.idle = not times and end_ns < self._next_ns and period_ns == self.period_ns
         if self.idle:
             return
-        due = [
-            time_ns - round(seconds * SECOND_NS) if 0 < seconds < MAX_LATE_SECONDS else time_ns
-            for time_ns, seconds in zip(times, late, strict=True)
-        ]
+        due = _due(times, late)
         if self.epoch_ns is None:
             self.epoch_ns = due[0] - MARGIN_NS
         if self.period_ns != period_ns:
@@ -88,7 +88,7 @@ class Slots:
         start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
         self._due = [time_ns - self.epoch_ns for time_ns in due]
         for width in self._cuts:
-            rows = [time_ns // width for time_ns in self._due]
+            rows = _divided(self._due, width)
             self._cuts[width] = _Cut(max(0, start // width), end // width, rows, {})
         ends = ((cut.end + 1) * width for width, cut in self._cuts.items())
         self._next_ns = self.epoch_ns + min(ends, default=0)
@@ -114,3 +114,23 @@ class Slots:
         missing = end - first - samples
         self.most_missing = max(self.most_missing, missing)
         return samples, missing
+
+
+def _due(times: Sequence[int], late: Sequence[float]) -> list[int]:
+    """Return when each row was due."""
+    if len(times) > MANY:
+        seconds = np.array(late)
+        seconds[~((seconds > 0) & (seconds < MAX_LATE_SECONDS))] = 0.0
+        due: list[int] = (np.array(times) - np.rint(seconds * SECOND_NS).astype(np.int64)).tolist()
+        return due
+    return [
+        time_ns - round(seconds * SECOND_NS) if 0 < seconds < MAX_LATE_SECONDS else time_ns
+        for time_ns, seconds in zip(times, late, strict=True)
+    ]
+
+
+def _divided(due: list[int], width: int) -> list[int]:
+    if len(due) > MANY:
+        slots: list[int] = (np.array(due) // width).tolist()
+        return slots
+    return [time_ns // width for time_ns in due]

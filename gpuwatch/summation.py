@@ -18,7 +18,7 @@ from gpuwatch.clock import SECOND_NS
 from gpuwatch.dense import DenseCells, is_dense
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER
-from gpuwatch.slots import Slots
+from gpuwatch.slots import MANY, Slots
 from gpuwatch.window import TICK_NS, Rows, Tick, Window, put
 
 HOLD_PERIODS = 2
@@ -60,15 +60,17 @@ def reach_ns(last_ns: int, period_ns: int) -> int:
 class RingWindows:
     """Turns the rows of one ring into windows; rows come in order, ticks are closed in order.
 
-    `dense` rings are to be closed before all others, which leave to them what both tell of.
-    `achieved_seconds` is the time between rows in the newest tick that had two. `refresh_seconds`
-    has by name the refresh of gauges, the longest one of a name, as calibration has measured it; it
-    looks anew every few seconds.
+    `ended` says that nothing is read any more: such a ring is not to be closed. `dense` rings are
+    to be closed before all others, which leave to them what both tell of. `achieved_seconds` is the
+    time between rows in the newest tick that had two. `refresh_seconds` has by name the refresh of
+    gauges, the longest one of a name, as calibration has measured it; it looks anew every few
+    seconds.
     """
 
     def __init__(self, schema: RingSchema) -> None:
         self.schema = schema
         self.period_ns = schema.period_ns
+        self.ended = False
         self.achieved_seconds: float | None = None
         self.refresh_seconds: dict[str, float] = {}
         # The last row before the tick to come, which is held, and then those not closed yet.
@@ -90,11 +92,6 @@ class RingWindows:
         return reach_ns(int(self._rows["time_ns"][0]), self.period_ns)
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing is read here any more: such a ring is not to be closed."""
-        return len(self._rows) == 1 and math.isnan(self._rows["late"][0])
-
-    @property
     def newest_ns(self) -> int | None:
         """Time of the newest row there was, None before the first."""
         time_ns = int(self._rows["time_ns"][-1])
@@ -107,6 +104,7 @@ class RingWindows:
 
     def add(self, rows: bytes) -> None:
         """Take rows as the ring reader returns them."""
+        self.ended = False
         self._rows = np.frombuffer(self._rows.tobytes() + rows, self._rows.dtype)
 
     def close(self, tick: Tick) -> None:
@@ -132,6 +130,7 @@ class RingWindows:
         slots.turn(tick.start_ns, end_ns, times[1:], late, self.period_ns)
         self._cells.put(tick, rows, self._spans(tick, times), slots)
         self._rows, self._held = self._rows[split - 1 :], None
+        self.ended = ends and len(self._rows) == 1
         start_ns = max(tick.start_ns, slots.epoch_ns or 0)
         if ends:
             slots.rest()
@@ -174,6 +173,11 @@ class RingWindows:
     def _spans(self, tick: Tick, times: Sequence[int]) -> list[int]:
         """Return for how many nanoseconds of the tick each row stands."""
         hold_ns = HOLD_PERIODS * self.period_ns
+        if len(times) > MANY:
+            starts = np.array(times)
+            ends = starts + np.clip(np.diff(starts, append=tick.end_ns), 0, hold_ns)
+            stands: list[int] = np.maximum(ends - np.maximum(starts, tick.start_ns), 0).tolist()
+            return stands
         gaps = map(sub, (*times[1:], tick.end_ns), times)
         spans = [min(gap, hold_ns) if gap > 0 else 0 for gap in gaps]
         for index, time_ns in enumerate(times):

@@ -152,6 +152,7 @@ class Tick:
         late = sum(
             int(np.count_nonzero(part.late_seconds * 1e9 > LATE_PERIODS * part.period_ns))
             for part in rows
+            if len(part.late_seconds)
         )
         share = late / reads
         window = Window(self.start_ns, self.end_ns, reads, reads, 0, share, share, late, share)

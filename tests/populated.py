@@ -7,6 +7,7 @@ import populated_canaries as canaries
 import populated_counters as counters
 import populated_host as host
 import populated_network as network
+import populated_pm as pm
 
 from gpuwatch import gpu_signals as signals
 from gpuwatch import mig_signals
@@ -129,7 +130,8 @@ def columns(count):
     parts += mig_signals.INSTANCE_MEMORY_SIGNALS
     own = [Column(gpu, *one) for gpu in gpus(count) for one in declared]
     own += [Column(instance(count), signal) for signal in parts]
-    return own + counters.columns(gpus(count)) + network.columns(count) + host.columns()
+    own += counters.columns(gpus(count)) + pm.columns(gpus(count))
+    return own + network.columns(count) + host.columns()
 
 
 def constants(count):
@@ -142,7 +144,7 @@ def constants(count):
             (signals.CLOCK_LIMIT, "memory", 2.6e9),
             (signals.NVLINKS_EXPECTED, "", 18.0),
         )
-    ] + counters.constants(gpus(count))
+    ] + [*counters.constants(gpus(count)), *pm.constants(gpus(count))]
 
 
 def tick(number, count, covered_ns=TICK_NS):
@@ -158,8 +160,10 @@ def tick(number, count, covered_ns=TICK_NS):
         buckets = [0] * 12
         buckets[7] = covered_ns
         result.histograms[gpu] = {
-            "gpu_clock_share_hertz": TimeHistogram(tuple(buckets), 1.5e9 * covered_ns)
+            "gpu_clock_share_hertz": TimeHistogram(tuple(buckets), 1.5e9 * covered_ns),
+            **pm.histograms(covered_ns),
         }
+        result.gaps[gpu] = [0.02, 1.5]
     result.windows[instance(count)] = {
         name: window(number, value, covered_ns) for name, value in INSTANCE_VALUES.items()
     }
@@ -169,6 +173,10 @@ def tick(number, count, covered_ns=TICK_NS):
         result.windows.setdefault(column.entity, {})[column.name] = found
     for column in counters.columns(gpus(count)):
         value, increase = counters.values(column)
+        found = window(number, value, covered_ns, increase if covered_ns else 0.0)
+        result.windows.setdefault(column.entity, {})[column.name] = found
+    for column in pm.columns(gpus(count)):
+        value, increase = pm.values(column)
         found = window(number, value, covered_ns, increase if covered_ns else 0.0)
         result.windows.setdefault(column.entity, {})[column.name] = found
     for column in host.columns():

@@ -55,7 +55,8 @@ def summed(windows, rows, ticks, taken=()):
 def stretches(draw):
     """Return rows as hardware gives them, with gaps, resets and cells that are not known."""
     steps = draw(st.lists(st.sampled_from([1] * 20 + [2, 3, 90, 600]), min_size=2, max_size=400))
-    time_ns, counts, rows = START + draw(st.integers(-3, 3)) * MS, [0] * COUNTERS, []
+    begin = draw(st.integers(-3, 3)) + draw(st.sampled_from([0, 0, 300]))
+    time_ns, counts, rows = START + begin * MS, [0] * COUNTERS, []
     wild = draw(st.booleans())
     seed = np.random.default_rng(draw(st.integers(0, 2**32)))
     for step in steps:

@@ -32,6 +32,8 @@ def test_limits_and_modes(tmp_path: Path) -> None:
         ("temperature_threshold_celsius", 'threshold="slowdown"'): 89,
         ("temperature_threshold_celsius", 'threshold="memory_max"'): 95,
         ("temperature_threshold_celsius", 'threshold="core_max"'): 87,
+        ("dram_limit_bytes_per_second",): 2 * 2.619e9 * 5120 / 8,
+        ("nvlink_limit_bytes_per_second",): 18 * 26.562e9,
         ("pcie_link_generation_limit",): 5,
         ("pcie_link_width_limit_lanes",): 16,
     }
@@ -46,7 +48,7 @@ def test_limits_and_modes(tmp_path: Path) -> None:
 
 NO_NVLINK = {
     **dict.fromkeys(("nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfo"), "NOT_SUPPORTED"),
-    **{f"{FIELD}:{number}": "NOT_SUPPORTED" for number in (138, 139, 161, 162, 163)},
+    **{f"{FIELD}:{number}": "NOT_SUPPORTED" for number in (138, 139, 161, 162, 163, 164)},
 }
 NO_ECC = dict.fromkeys(
     ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetEccMode"),
