@@ -14,6 +14,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.facts import answers, seen_rates, seen_slots
 from gpuwatch.lease import HOLDERS
 from gpuwatch.signals import HOST, Event
+from gpuwatch.source import USER
 from gpuwatch.store import SlotRow
 from gpuwatch.topology import in_bus_order
 
@@ -28,9 +29,10 @@ FREE = ("status", "inventory")  # for every user of the machine
 def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any]) -> None:
     """Do what a user asks and answer: at once, or when a recording is written or a GPU let go.
 
-    Root and the daemon's own user may do all, others read.
+    Root and the daemon's own user may do all, others read; who has a process on a GPU may release
+    and resume hardware counters.
     """
-    if message.get("command") not in FREE and connection.peer.uid not in (0, os.geteuid()):
+    if not _may(daemon, connection.peer.uid, message):
         connection.send({"error": "only root may do that: ask with sudo"})
         return
     match message:
@@ -60,6 +62,18 @@ def answer(daemon: "Daemon", connection: Connection, message: Mapping[str, Any])
         case _:
             text = json.dumps(message)[:200]
             connection.send({"error": f"{text}: not a command with its arguments"})
+
+
+def _may(daemon: "Daemon", uid: int, message: Mapping[str, Any]) -> bool:
+    if message.get("command") in FREE or uid in (0, os.geteuid()):
+        return True
+    if message.get("command") not in ("release", "resume") or message.get("what") != "counters":
+        return False
+    return any(
+        tenant.kind == USER and tenant.labels["uid"] == str(uid)
+        for manifest in daemon.feed.live.values()
+        for tenant in manifest.tenants
+    )
 
 
 def _float(number: float) -> float:

@@ -14,6 +14,7 @@ from gpuwatch.signals import Column, Entity, Event, Signal, checked_name, valid
 
 # States in which nobody means to read a source.
 NOT_PLANNED = ("off", "released", "unsupported")
+USER = "user"  # the kind of a tenant that is shown nowhere: it says what somebody may do
 
 TimedRow = tuple[int, Sequence[float]]  # monotonic nanoseconds, cells
 
@@ -67,7 +68,7 @@ class EntityInfo:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who uses a GPU or a MIG instance now: a "job", a "pod" or a "process" with its labels.
+    """Who uses a GPU or a MIG instance now: a "job", a "pod", a "process" or a "user".
 
     They come and go, so they are no entities: nothing that is measured has their labels.
     """

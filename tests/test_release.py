@@ -26,6 +26,16 @@ from gpuwatch.tmpfs import ring_directory
 UP = ("gpuwatch_gpu_up", 'gpu="0"')
 RELEASED = ("gpuwatch_released", 'what="gpus"')
 BOTH = quiet("nvml_state", "nvml_counters", "gpm")  # all samplers that hold GPUs
+PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
+ASK = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+client.connect(sys.argv[2])
+for message in sys.argv[3:]:
+    client.send(message.encode())
+    print(client.recv(1 << 20).decode(), flush=True)
+"""
 SAMPLERS = ("gpuwatch.sampler state", "gpuwatch.sampler counters")
 
 
@@ -122,8 +132,8 @@ def test_what_is_released_is_not_judged(tmp_path: Path) -> None:
         wait_for(lambda: running.value(*UP) == 1)
 
 
-def release(seconds: float) -> dict[str, object]:
-    return {"command": "release", "what": "gpus", "seconds": seconds}
+def release(seconds: float, what: str = "gpus") -> dict[str, object]:
+    return {"command": "release", "what": what, "seconds": seconds}
 
 
 def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
@@ -230,6 +240,34 @@ def test_only_samplers_that_exist_and_times_that_make_sense(tmp_path: Path) -> N
         wait_for(lambda: running.value(*UP) is None)
         request(path, {"command": "resume", "what": "gpus"}, 10)
         wait_for(lambda: running.value(*UP) == 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_who_works_on_a_gpu_may_have_its_counters(tmp_path: Path) -> None:
+    """A user with a process on a GPU may release hardware counters and no more; others may not."""
+    node = Node(tmp_path, 1)
+    with node.running(config=quiet("nvml_counters", "pm")) as running:
+        path = running.runtime / "control.sock"
+        for directory in path.parents:
+            if directory.stat().st_mode & 0o001 == 0:
+                directory.chmod(directory.stat().st_mode | 0o001)
+        asks = [json.dumps(release(60, what)) for what in ("counters", "gpus")]
+
+        def answers(uid: int) -> list[str]:
+            words = [sys.executable, "-c", ASK, str(uid), str(path), *asks]
+            asked = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+            return [json.loads(line).get("error", "") for line in asked.stdout.splitlines()]
+
+        refused = "only root may do that: ask with sudo"
+        with subprocess.Popen(["sleep", "300"], user=12345) as job:
+            try:
+                node.now(PROCESSES, val=[[job.pid, 2**30, 2**32 - 1, 2**32 - 1]])
+                wait_for(lambda: answers(12345)[0] != refused)
+                assert answers(12345)[1] == refused
+                assert answers(12346) == [refused, refused]
+            finally:
+                job.kill()
+        wait_for(lambda: answers(12345)[0] == refused)
 
 
 def test_a_lease_that_cannot_be_kept_says_so(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gpuwatch.gpu_signals import (
     POWER_SAMPLE,
     XIDS_HEARD,
 )
+from gpuwatch.gpu_users import Users
 from gpuwatch.pcie_counter import PcieBytes
 from gpuwatch.power_ring import PowerRing
 from gpuwatch.reading import Call, Row
@@ -53,13 +54,14 @@ class NvmlCounters:
         self.findings = Findings()
         self._roster = Roster(self.findings, tells=False)
         self._readers: dict[Gpu, Readers] = {}
+        self._users = Users(self._roster)
 
     def open(self, context: Context) -> Opened:
         """Find the GPUs, their limits and their modes.
 
         Raises SourceUnavailable if there is no driver or no GPU.
         """
-        self._sysfs = context.sysfs
+        self._sysfs, self._users.procfs = context.sysfs, context.procfs
         try:
             codes = catalogue(context.settings["config"]["host"]["xid_catalogue"])
         except ConfigError as fault:
@@ -80,7 +82,7 @@ class NvmlCounters:
             before = (list(oldest.constants), dict(oldest.labels))
             self._look(oldest)
             changed = before != (oldest.constants, oldest.labels)
-        return self._opened() if came or changed else None
+        return self._opened() if self._users.look() or came or changed else None
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -118,7 +120,8 @@ class NvmlCounters:
         )
         groups = [group for gpu in gpus for group in self._groups(gpu)]
         constants = [constant for gpu in gpus for constant in gpu.constants]
-        return Opened((hung, *groups), self._roster.infos(), tuple(constants))
+        infos = self._roster.infos()
+        return Opened((hung, *groups), infos, tuple(constants), self._users.tenants)
 
     def _read_hung(self) -> list[float]:
         """Return which GPUs are left alone, and whose Xids are heard; take those that came."""
