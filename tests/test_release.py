@@ -29,6 +29,8 @@ BOTH = quiet("nvml_state", "nvml_counters", "gpm")  # all samplers that hold GPU
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
 ASK = """
 import os, socket, sys
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[1]))
 client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 client.connect(sys.argv[2])
