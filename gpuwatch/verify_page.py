@@ -62,6 +62,8 @@ def _section(heading: str, content: object) -> str:
 def _notes(report: Report) -> Iterator[str]:
     if report.node.forced:
         yield f'<p class="WARN">{FORCED}</p>'
+    if report.undecided:
+        yield f"<p>Essential, and not known: {escape(', '.join(report.undecided))}</p>"
     if report.left_out:
         yield f"<p>Not asked: {escape(', '.join(report.left_out))}</p>"
 

@@ -74,6 +74,7 @@ class Report:
                 {"name": one.check.name, "phase": one.check.phase, "seconds": one.seconds}
                 for one in self.ran
             ],
+            "undecided": self.undecided,
             "left_out": list(self.left_out),
             "readings": [reading.to_json() for reading in self.readings],
             "compared": None if self.compared is None else dict(self.compared),
@@ -83,6 +84,11 @@ class Report:
     def judged(self) -> list[Finding]:
         """What counts: rules of thumb do not."""
         return [found for found in self.findings if not found.thumb]
+
+    @property
+    def undecided(self) -> list[str]:
+        """The essential checks that could not judge: without them the node is not accepted."""
+        return undecided(self.findings, [one.check for one in self.ran])
 
     @property
     def versions(self) -> dict[str, str | None]:
@@ -111,13 +117,19 @@ def overall(findings: Iterable[Finding], checks: Iterable[Check]) -> Verdict:
     verdicts = {found.verdict for found in judged}
     if "FAIL" in verdicts:
         return "FAIL"
-    if not verdicts & {"PASS", "WARN"}:
+    if not verdicts & {"PASS", "WARN"} or undecided(judged, checks):
         return "UNKNOWN"
-    for check in checks:
-        own = {found.verdict for found in judged if found.name == check.name}
-        if check.essential and ("UNKNOWN" in own or not own & {"PASS", "WARN"}):
-            return "UNKNOWN"
     return "WARN" if verdicts & {"WARN", "UNKNOWN"} else "PASS"
+
+
+def undecided(findings: Sequence[Finding], checks: Iterable[Check]) -> list[str]:
+    """Return the essential checks that could not judge all, or nothing."""
+    found = []
+    for check in checks:
+        own = {one.verdict for one in findings if one.name == check.name and not one.thumb}
+        if check.essential and ("UNKNOWN" in own or not own & {"PASS", "WARN", "FAIL"}):
+            found.append(check.name)
+    return found
 
 
 def host_facts(procfs: Path) -> dict[str, Any]:

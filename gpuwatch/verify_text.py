@@ -69,10 +69,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _table([found for found in judged if found not in sound], sound)
     for group in merged(found for found in judged if found.verdict != "PASS"):
         yield from ("", *_explained(group))
-    if skipped := merged(found for found in report.judged if found.verdict == "SKIP"):
-        yield ""
-        for group in skipped:
-            yield from _skipped(group)
+    yield from _skipped([found for found in report.judged if found.verdict == "SKIP"])
     if thumbs := [found for found in report.findings if found.thumb]:
         yield from ("", THUMB, *_table(thumbs))
     if report.compared:
@@ -82,6 +79,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _wrapped(
             "Forced: somebody else was on the GPUs: no figure is a measure of them."
         )
+    if report.undecided:
+        yield from _wrapped("Essential, and not known: " + ", ".join(report.undecided))
     if report.left_out:
         yield from _wrapped("Not asked: " + ", ".join(report.left_out))
     yield summary(report)
@@ -207,14 +206,19 @@ def _explained(group: Sequence[Finding]) -> Iterator[str]:
         yield from _wrapped(found.next_step, "    next: ")
 
 
-def _skipped(group: Sequence[Finding]) -> list[str]:
-    """Return what the node does not have, in short."""
-    found = group[0]
-    where = places([one.entity for one in group])
-    told = "; ".join(filter(None, (found.reason, found.next_step)))
-    return textwrap.wrap(
-        f"SKIP  {title(found)}, {where}: {told}", WIDTH, subsequent_indent="      "
-    )
+def _skipped(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what the node does not have in short, what is so for one reason together."""
+    reasons: dict[str, list[Finding]] = {}
+    for found in findings:
+        told = "; ".join(filter(None, (found.reason, found.next_step)))
+        reasons.setdefault(told, []).append(found)
+    if reasons:
+        yield ""
+    for told, group in reasons.items():
+        names = list(dict.fromkeys(title(found) for found in group))
+        where = f", {places([found.entity for found in group])}" if len(names) == 1 else ""
+        text = f"SKIP  {', '.join(names)}{where}: {told}"
+        yield from textwrap.wrap(text, WIDTH, subsequent_indent="      ")
 
 
 def _wrapped(text: str, first: str = "") -> list[str]:

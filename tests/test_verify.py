@@ -25,7 +25,7 @@ from gpuwatch.verify import Finding
 from gpuwatch.verify import Node as Facts
 from gpuwatch.verify_compare import compare
 from gpuwatch.verify_facts import collect
-from gpuwatch.verify_report import SCHEMA_FILE, Report, overall
+from gpuwatch.verify_report import SCHEMA_FILE, Report, overall, undecided
 
 CHECKS = Path(__file__).with_name("verify_checks.py")
 SCHEMA = json.loads(SCHEMA_FILE.read_text())
@@ -144,7 +144,10 @@ def test_the_verdict_of_the_whole(verdicts, essential, whole):
     """A failure decides; what an essential check does not know is never a pass."""
     findings = [found(verdict=verdict) for verdict in verdicts]
     thumb = found(verdict="FAIL", thumb=True)
-    assert overall([*findings, thumb], [Scripted("one", essential=essential)]) == whole
+    check = Scripted("one", essential=essential)
+    assert overall([*findings, thumb], [check]) == whole
+    if whole == "UNKNOWN" and essential:
+        assert undecided([*findings, thumb], [check]) == ["one"]
 
 
 def test_checks_that_end_badly_harm_nobody(host):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import textwrap
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from gpuwatch.verify import Check
 from gpuwatch.verify_compare import compare
 from gpuwatch.verify_page import page
 from gpuwatch.verify_report import Report, host_facts, load, overall
-from gpuwatch.verify_text import lines
+from gpuwatch.verify_text import WIDTH, lines
 
 LISTED_GPUS = 8  # of the bounds that are listed
 ENTRY = "  {:<16} {:<7} {:>7} {:>7}  {}"
@@ -128,7 +129,10 @@ def _list(listed: Iterable[Check]) -> int:
     for check in listed:
         bounds = [check.bound_seconds(LISTED_GPUS, deep) for deep in (False, True)]
         quick = "-" if check.deep_only else f"{bounds[0]:g}"
-        print(ENTRY.format(check.name, check.phase, quick, f"{bounds[1]:g}", check.help))
+        first, *more = textwrap.wrap(check.help, WIDTH - len(ENTRY.format(*[""] * 5)))
+        print(ENTRY.format(check.name, check.phase, quick, f"{bounds[1]:g}", first))
+        for line in more:
+            print(ENTRY.format("", "", "", "", line))
         sums = [sums[0] + bounds[0] * (not check.deep_only), sums[1] + bounds[1]]
     print(ENTRY.format("all", "", *(f"{one:g}" for one in sums), "one after the other").rstrip())
     print(
