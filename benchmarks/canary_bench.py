@@ -18,8 +18,8 @@ import pynvml
 from gpuwatch.busy import Host
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary import Run, Task
+from gpuwatch.canary_host import HOST_PIDS
 from gpuwatch.clock import monotonic_ns
-from gpuwatch.commands.canary import HOST_PIDS
 from gpuwatch.gpu_readings import memory, process_ids
 from gpuwatch.look import PERIOD_SECONDS, Looks
 from gpuwatch.session import Session

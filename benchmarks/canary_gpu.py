@@ -1,6 +1,6 @@
 """Canaries on this host's GPUs: are their figures right, do they leave when somebody comes.
 
-    python benchmarks/canary_gpu.py --output DIRECTORY [--parts commands,killed] [--seconds 260]
+    python benchmarks/canary_gpu.py --output DIRECTORY [--parts commands,killed] [--seconds 340]
     python benchmarks/canary_gpu.py --output DIRECTORY --cpu    # the script itself, without a GPU
 
 Each part is tried whatever became of the others; those that no longer fit into the seconds are left
@@ -36,17 +36,17 @@ from canary_parts import (
 PART_SECONDS = 100
 # In order of weight, with the seconds that each is likely to take on two GPUs.
 PARTS: dict[str, tuple[Callable[[Bench], dict[str, Any]], float]] = {
-    "commands": (commands, 45),
+    "commands": (commands, 60),
     "allreduce": (allreduce, 25),
-    "intruded": (intruded, 12),
+    "intruded": (intruded, 15),
     "killed": (killed, 25),
-    "integrity": (integrity, 14),
-    "flips": (flips, 8),
-    "spread": (spread, 25),
-    "reference": (reference, 15),
+    "integrity": (integrity, 16),
+    "flips": (flips, 10),
+    "spread": (spread, 80),
+    "reference": (reference, 27),
     "looks": (looks, 13),
-    "again": (commands, 45),
-    "startup": (startup, 16),
+    "again": (commands, 60),
+    "startup": (startup, 20),
 }
 
 
@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--seconds", type=float, default=260.0)
+    parser.add_argument("--seconds", type=float, default=340.0)
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -301,9 +301,9 @@ def looks(bench: Bench) -> dict[str, Any]:
 
 
 def reference(bench: Bench) -> dict[str, Any]:
-    """Compare matmul, memory and PCIe with torch's own benchmark, in turn."""
+    """Compare matmul, memory and PCIe with other timers, in turn."""
     bench.settle()
-    told = bench.asked("reference", rounds=3)
+    told = bench.asked("reference", rounds=3, seconds=0.1 if bench.cpu else 2.0)
     middles = [
         {name: statistics.median(values) for name, values in told[key].items()}
         for key in ("canary", "benchmark")
@@ -332,14 +332,16 @@ def startup(bench: Bench) -> dict[str, Any]:
 
 
 def spread(bench: Bench) -> dict[str, Any]:
-    """See how equal readings differ, a process for each GPU at the same time."""
+    """See how equal readings differ, of GPUs at the same time; PCIe, which they share, in turn."""
     bench.settle()
-    seconds = min(40.0, bench.left - 5)
-    children = [
-        bench.child("readings", {"gpu": rank, "count": 30, "seconds": seconds})
-        for rank in range(1 if bench.cpu else bench.ranks)
-    ]
+    ranks = range(1 if bench.cpu else bench.ranks)
+    told = {"canaries": ["matmul", "memory"], "count": 20, "seconds": min(30.0, bench.left - 5)}
+    children = [bench.child("readings", {**told, "gpu": rank}) for rank in ranks]
     found = {f"GPU {rank}": bench.result(one) for rank, one in enumerate(children)}
+    for rank in ranks:
+        found[f"GPU {rank}"] |= bench.asked(
+            "readings", gpu=rank, canaries=["pcie"], count=12, seconds=8.0
+        )
     reduced: list[float] = []
     end = min(bench.end - 60, time.monotonic() + 25)
     while bench.ranks > 1 and len(reduced) < 10 and time.monotonic() < end:
