@@ -88,7 +88,8 @@ def _versions(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Cha
         for name in {**before[kind], **now[kind]}:
             old, new = before[kind].get(name), now[kind].get(name)
             if old != new and old is not None and new is not None:
-                yield _change(kind.removesuffix("s"), name, "host", old, new)
+                unit = "bytes" if name.endswith("_bytes") else ""
+                yield _change(kind.removesuffix("s"), name, "host", old, new, unit=unit)
 
 
 def _findings(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:

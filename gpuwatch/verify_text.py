@@ -182,7 +182,8 @@ def values(group: Sequence[Finding]) -> str:
         return "-"
     if len(numbers) == len(told):
         low, high = amount(min(numbers), unit), amount(max(numbers), unit)
-        return low if low == high else f"{low.split(' ')[0]} to {high}"
+        number, _, its_unit = low.partition(" ")
+        return low if low == high else f"{number if high.endswith(its_unit) else low} to {high}"
     texts = dict.fromkeys(amount(value, unit) for value in told)
     return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different"
 

@@ -26,6 +26,7 @@ from gpuwatch.verify import Node as Facts
 from gpuwatch.verify_compare import compare
 from gpuwatch.verify_facts import collect
 from gpuwatch.verify_report import SCHEMA_FILE, Report, overall, undecided
+from gpuwatch.verify_text import values
 
 CHECKS = Path(__file__).with_name("verify_checks.py")
 SCHEMA = json.loads(SCHEMA_FILE.read_text())
@@ -319,6 +320,23 @@ def test_a_gpu_that_hangs_does_not_hide_the_others(host):
     assert facts.gpus[1]["pci_bus_id"] == "0000:43:00.0"
     assert [pair["gpus"] for pair in facts.pairs] == [[0, 2]]
     assert facts.fault == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "shown"),
+    [
+        ([9e8, 1.2e9], "bytes", "900 MB to 1.2 GB"),
+        ([1e9, 1.2e9], "bytes", "1 to 1.2 GB"),
+        ([3, 3], "", "3"),
+        ([0.021], "ratio", "2.1 %"),
+        ([1.98e9, 1.5e9], "hertz", "1500 to 1980 MHz"),
+        (["on", "off"], "", "2 different"),
+        ([None], "", "-"),
+    ],
+)
+def test_values_as_people_write_them(given, unit, shown):
+    """With their unit, from the least to the most of those in a row."""
+    assert values([found(value=value, unit=unit) for value in given]) == shown
 
 
 def reported(findings, gpus=2, time=1.7e9):
