@@ -5,13 +5,14 @@ nothing on the machine, and judges what it does not know as UNKNOWN, never as PA
 """
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gpuwatch.busy import Host
+from gpuwatch.busy import Host, reason
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.canary_text import Standing
 from gpuwatch.look import Looks
@@ -24,6 +25,7 @@ Cause = Literal[
     "", "board", "clock", "heat", "power", "kernel", "memory", "link", "host", "driver", "busy"
 ]
 Facts = Mapping[str, Any]
+SETTLE_SECONDS, SETTLE_POLL_SECONDS = 3.0, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +122,19 @@ class Node:
         """
         wanted = [gpu["gpu"] for gpu in self.gpus]
         with closing(Looks(self.sysfs, self.numbers, wanted)) as looks:
+            self._settle(looks)
             host = replace(self.host, host_pids=True)
             yield Session(self.python, size, looks, host=host, force=self.forced, sysfs=self.sysfs)
+
+    def _settle(self, looks: Looks) -> None:
+        """Wait a little for GPUs to be idle: the driver tells of the load before for a second."""
+        answering = [gpu.number for gpu in looks.gpus.values() if not gpu.fault]
+        end = time.monotonic() + (0 if self.forced else SETTLE_SECONDS)
+        while time.monotonic() < end and any(
+            reason(self.host, looks.newest(number)) for number in answering
+        ):
+            time.sleep(SETTLE_POLL_SECONDS)
+            looks.poll()
 
 
 class Check(Protocol):

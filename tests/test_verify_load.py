@@ -108,6 +108,17 @@ def test_a_slow_gpu_is_named_with_its_cause(tried):
     assert len(tried.readings) == 8 * 3
 
 
+def test_the_load_of_the_check_before_is_waited_for(tried):
+    """The driver still tells its utilization for a moment: that is nobody who uses the GPU."""
+    tried.node.now("nvmlDeviceGetUtilizationRates", val=[100, 0], dev=0)
+    later = tried.node.script.now_ms() + 1200
+    machine = tried.machine()
+    tried.node.script.step(later, "nvmlDeviceGetUtilizationRates", val=[0, 0], dev=0)
+    tried.node.script.write(tried.directory / "script")
+    with machine.session() as session:
+        assert {one.result for one in session.run("memory")} == {"ok"}
+
+
 def test_a_gpu_that_is_slow_in_company_alone(tried):
     """It is tried again without the others, and told apart from one that is always slow."""
     text = """
