@@ -83,6 +83,8 @@ class Node:
     else. `pairs` are what the driver says of two GPUs. `busy` says by number why a GPU is not idle.
     `standings` are the baselines of this host. `numbers` are those of its GPUs by PCI address.
 
+    `inventory` has the uuid that was accepted at each PCI address, nothing where no daemon ran.
+
     `expected_gpus` (0 is not known) and `expected_model` are what the user says should be here.
 
     `deep`: there is time. `forced`: somebody else may be on the GPUs, and figures are no measure.
@@ -97,6 +99,7 @@ class Node:
     gpus: Sequence[Facts] = ()
     pairs: Sequence[Facts] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
+    inventory: Mapping[str, str] = field(default_factory=dict)
     busy: Mapping[int, str] = field(default_factory=dict)
     standings: Sequence[Standing] = ()
     host: Host = field(default_factory=Host)

@@ -594,3 +594,34 @@ def test_ports_that_are_no_fault(tmp_path, monkeypatch):
     assert faults(found) == set()
     skipped = {one.measure for one in found if one.name == "rdma" and one.verdict == "SKIP"}
     assert {"state", "address"} <= skipped
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "reason"),
+    [
+        ({}, "PASS", ""),
+        ({"0000:0f:00.0": "GPU-other"}, "WARN", "another card is at 0000:0f:00.0"),
+        ({"0000:99:00.0": "GPU-gone"}, "FAIL", "no GPU is at 0000:99:00.0"),
+    ],
+)
+def test_cards_that_were_accepted(change, verdict, reason, tmp_path, monkeypatch):
+    """A card that the daemon of this host has accepted is missed, and a stranger noticed."""
+    node = a100_pcie(tmp_path, 2).node(monkeypatch)
+    accepted = {gpu["pci_bus_id"]: gpu["uuid"] for gpu in node.gpus} | change
+    found = [
+        one for one in examine(replace(node, inventory=accepted)) if one.measure == "inventory"
+    ]
+    assert [one.verdict for one in found] == [verdict]
+    assert reason in found[0].reason
+
+
+def test_clocks_that_a_board_holds_by_itself(tmp_path, monkeypatch):
+    """Some boards run at application clocks below their limit as they come: that is no warning."""
+    made = a100_pcie(tmp_path, 2)
+    made.say("nvmlDeviceGetCurrentClocksEventReasons", val=0x2)
+    assert faults(examine(made.node(monkeypatch))) == every(
+        2, "WARN", "settings", "held back", "clock"
+    )
+    for function in ("ApplicationsClock", "DefaultApplicationsClock"):
+        made.say(f"nvmlDeviceGet{function}:sm", val=1095)
+    assert faults(examine(made.node(monkeypatch))) == set()

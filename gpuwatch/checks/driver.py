@@ -63,7 +63,7 @@ def _library(node: Node, version: str) -> Finding:
 def _firmware(gpu: Facts, version: str | None) -> Finding:
     matter = Matter("driver", entity(gpu), "firmware")
     firmware = text(gpu, "gsp_firmware")
-    if firmware is None or version is None:
+    if firmware is None or version is None or not VERSION.fullmatch(firmware):
         step = "nothing, on GPUs before Turing and on virtual ones"
         return matter.skipped("it has no firmware of its own, or does not tell", step)
     fault = f"it runs firmware {firmware}, the driver is {version}" if firmware != version else ""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpuwatch.fact import number
 from gpuwatch.rdma_ports import devices
 from gpuwatch.rdma_ports import text as file_text
 from gpuwatch.static_check import Matter, StaticCheck
@@ -35,6 +36,7 @@ def look(node: Node) -> Iterator[Finding]:
     yield _shared_memory(node)
     yield from _locked_memory(node)
     yield _processors(node)
+    yield _memory_limit(node)
     yield _swap(node)
     yield from _pressure(node)
     yield _numa(node)
@@ -147,6 +149,20 @@ def _group(node: Node) -> Path:
     found = re.search(r"^0::/(.*)$", file_text(node.procfs / "self/cgroup"), re.MULTILINE)
     own = node.sysfs / "fs/cgroup" / (found[1] if found else "")
     return own if own.is_dir() else node.sysfs / "fs/cgroup"
+
+
+def _memory_limit(node: Node) -> Finding:
+    """Compare what this process's control group may use with the memory of the GPUs."""
+    matter = Matter("host", "host", "memory limit", "bytes")
+    limit = file_text(_group(node) / "memory.max")
+    sizes = [number(gpu, "memory", "total_bytes") or 0.0 for gpu in node.answering]
+    if not limit.isdecimal():
+        return matter.skipped("none is set, or it is not shown here", "look at free")
+    matter = matter.seen(float(limit), sum(sizes), "rule of thumb")
+    if float(limit) >= sum(sizes):
+        return matter.good()
+    fault = "less memory than the GPUs have together: checkpoints and data may not fit"
+    return matter.odd(fault, "host", "raise the container's limit", thumb=True)
 
 
 def _swap(node: Node) -> Finding:

@@ -19,7 +19,7 @@ LEAST_MEMORY, MOST_MEMORY = 0.9, 1.05  # of a board's: data/expected.toml says w
 LEAST_POWER = 0.95
 VIRTUAL = {2: "a slice of one (vGPU)", 4: "a slice of one (vSGA)"}  # nvmlGpuVirtualizationMode_t
 SLICE = re.compile(r"\bGRID\b|-\d+(?:-\d+)?[ABCQ]$|\bMIG \dg")  # as vGPU and MIG profiles are named
-BOARDS = (1, 2, 4, 8)  # GPUs of a baseboard, and the parts that NVSwitches can cut it into
+BOARDS = (1, 2, 4, 8, 16)  # GPUs of a baseboard, and the parts that NVSwitches can cut it into
 DISPLAY = "DGX Display"  # a small card in some systems, which is not for computing
 FORMS = ("SXM", "NVL", "PCIE")
 VARIANTS = ("D", "TI", "SUPER", "LAPTOP", "MAX", "GRID", "MIG")
@@ -29,6 +29,7 @@ ID_LIST = "compare with the list of ids in the README of NVIDIA's open kernel mo
 def look(node: Node) -> Iterator[Finding]:
     """Compare count, names, ids, memory and power limits."""
     yield from _count(node)
+    yield from _accepted(node)
     yield from _same(node)
     for gpu in node.gpus:
         if gpu.get("fault"):
@@ -94,6 +95,32 @@ def _count(node: Node) -> Iterator[Finding]:
                 "count the GPUs in the BMC; power-cycle the node",
             )
         )
+
+
+def _accepted(node: Node) -> Iterator[Finding]:
+    """Compare with the GPUs that were accepted on this host, where a daemon keeps them."""
+    here = {text(gpu, "pci_bus_id"): text(gpu, "uuid") for gpu in node.gpus}
+    if not node.inventory or not here:
+        return
+    gone = sorted(address for address in node.inventory if address not in here)
+    others = sorted(
+        address
+        for address, uuid in node.inventory.items()
+        if here.get(address) and here[address] != uuid
+    )
+    matter = Matter("identity", "host", "inventory").seen(
+        f"{len(node.inventory) - len(gone) - len(others)} of them", f"{len(node.inventory)} GPUs",
+        "gpuwatch inventory",
+    )  # fmt: skip
+    if gone:
+        fault = f"no GPU is at {', '.join(gone)}, where one was accepted"
+        step = "look for it with lspci, power-cycle the node; or: gpuwatch inventory accept"
+        yield matter.bad(fault, "board", step)
+    elif others:
+        fault = f"another card is at {', '.join(others)} than was accepted"
+        yield matter.odd(fault, "board", "if it was replaced: gpuwatch inventory accept")
+    else:
+        yield matter.good()
 
 
 def _on_baseboards(node: Node) -> bool:

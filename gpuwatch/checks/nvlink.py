@@ -9,6 +9,7 @@ from gpuwatch.static_check import Matter, StaticCheck, entity, name_of
 from gpuwatch.verify import Facts, Finding, Node
 
 SLOW = 0.9  # of the data sheet's speed; a link tells its signalling rate, a sixteenth more
+WHOLE_BOARD = 8
 ERRORS = 1000  # since the driver was loaded, which may be long ago
 
 
@@ -50,11 +51,14 @@ def _up(node: Node, gpu: Facts) -> Finding:
         reason = "one GPU alone has no peer, so its links may be off"
         return matter.skipped(reason, "verify all GPUs that work together at once")
     if up:
-        return matter.bad(
+        # Of boards that are joined directly a part may be given out, whose links lead nowhere.
+        whole = "switch" in _ends(node) or len(node.answering) >= WHOLE_BOARD
+        return matter.judged(
             f"{up} of {wanted} NVLinks are up: all-reduce takes about {wanted / up:.2g} times as"
             " long",
             "link",
             "look for Xid 74 and SXid in the kernel log, reset all GPUs; then reseat the board",
+            fatal=whole,
         )
     return matter.bad(
         f"none of its {wanted} NVLinks is up: GPUs reach each other over PCIe alone",

@@ -71,7 +71,10 @@ def _reasons(gpu: Facts) -> Finding:
     for reason, (cause, step) in HELD.items():
         if reason in reasons:
             return matter.bad(f"its clocks are held down by {reason}", cause, step)
-    if "applications_clocks" in reasons:
+    default = number(gpu, "clocks", "sm", "default_hertz")
+    most = number(gpu, "clocks", "sm", "limit_hertz")
+    held_by_itself = default and most and default < SLOWER * most  # as V100 and T4 are
+    if "applications_clocks" in reasons and not held_by_itself:
         fault = "its clocks are held down by a setting: locked or application clocks"
         return matter.odd(fault, "clock", "nvidia-smi -rgc; nvidia-smi -rac")
     return matter.good()

@@ -56,6 +56,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
         gpus=list(facts.gpus.values()),
         pairs=facts.pairs,
         numbers={gpu["pci_bus_id"]: number for number, gpu in facts.gpus.items()} | numbers,
+        inventory={} if arguments.gpu else _inventory(state),
         busy=in_use,
         standings=_standings(state),
         host=host,
@@ -146,6 +147,17 @@ def _name(procfs: Path, pid: int) -> str:
     with suppress(OSError):
         return (procfs / str(pid) / "comm").read_text(errors="replace").strip()
     return ""
+
+
+def _inventory(state: Path) -> dict[str, str]:
+    """Return the GPUs that were accepted here, by PCI address, none where nothing is kept."""
+    if not (state / DATABASE).exists():
+        return {}
+
+    def load(file: database.Connection) -> dict[str, str]:
+        return dict(file.execute("SELECT pci_bus_id, uuid FROM inventory"))
+
+    return database.look(state / DATABASE, load)
 
 
 def _standings(state: Path) -> list[Standing]:
