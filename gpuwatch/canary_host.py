@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from gpuwatch.slurm import jobs
 
 LOCK = "canary.lock"
 MARK = "GPUWATCH_CANARY_LOCK"  # in the environment of a session's canaries
+WAIT_SECONDS = 0.1
 RUNS_ALREADY = "canaries run already on this host: try again later"
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
 EXTRA = "pip install 'gpuwatch[torch]', or name an interpreter that has it in [canary] python"
@@ -31,7 +33,10 @@ def hindrance(config: Mapping[str, Any]) -> str:
         return "the GPUs are made up or of a recording"
     if not config["canary"]["enabled"]:
         return "[canary] enabled is false"
-    if not config["canary"]["python"] and importlib.util.find_spec("torch") is None:
+    if python := config["canary"]["python"]:
+        if not os.access(python, os.X_OK) or not Path(python).is_file():
+            return f"[canary] python {python}: not an interpreter: name one with torch"
+    elif importlib.util.find_spec("torch") is None:
         return f"no torch: {EXTRA}"
     if not _sees_host(Path(config["paths"]["procfs"])):
         return (
@@ -53,8 +58,8 @@ def _sees_host(procfs: Path) -> bool:
 
 
 @contextlib.contextmanager
-def only_session(lock: Path) -> Iterator[bool]:
-    """Hold the host's lock for the block; False if another session has it.
+def only_session(lock: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
+    """Hold the host's lock for the block; False if another session has it, for all of the wait.
 
     What is started meanwhile is marked as the session's by its environment. Raises ConfigError if
     the lock cannot be used.
@@ -64,8 +69,11 @@ def only_session(lock: Path) -> Iterator[bool]:
     except OSError as error:
         raise ConfigError(f"{lock}: {error.strerror}: run as root or set --path.runtime") from error
     os.environ[MARK] = str(lock)
+    end = time.monotonic() + wait_seconds
     try:
-        yield _take(descriptor)
+        while not (taken := _take(descriptor)) and time.monotonic() < end:
+            time.sleep(WAIT_SECONDS)
+        yield taken
     finally:
         del os.environ[MARK]
         os.close(descriptor)

@@ -40,7 +40,7 @@ def main() -> int:
             )
             for result in results:
                 _hand_over(settings, result)
-    except GpuwatchError as fault:
+    except (GpuwatchError, OSError) as fault:  # no room for its files, too many processes
         sys.stderr.write(f"{fault}\n")
         return 1
     return 0

@@ -155,6 +155,18 @@ def test_unit_outlives_faults():
         assert closed not in keys
 
 
+def test_canaries_have_what_torch_needs():
+    """Memory and threads of all ranks, /dev/shm, compiled kernels, and NUMA placement."""
+    keys = dict(line.split("=", 1) for line in UNIT.split("\n") if re.match(r"[A-Z]\w*=", line))
+
+    assert int(keys["MemoryMax"].removesuffix("G")) >= 1 + 8 * 2
+    assert int(keys["TasksMax"]) >= 4096
+    assert "MemoryDenyWriteExecute" not in keys
+    assert "PrivateIPC" not in keys
+    assert "TemporaryFileSystem" not in keys
+    assert "SystemCallFilter=mbind set_mempolicy\n" in UNIT
+
+
 @pytest.mark.skipif(
     shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed"
 )

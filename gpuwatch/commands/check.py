@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.commands.check_canaries import canaries
 from gpuwatch.commands.check_web import is_gpuwatch, summary, weaknesses, web_config
 from gpuwatch.commands.run import add_config_arguments, config_request
 from gpuwatch.control import connect
@@ -60,6 +61,8 @@ class Check:
             _recording(report, config["source"]["file"])
         else:
             needed = _sources(report, config)
+            code, text = canaries(config)
+            report.say(code, "canaries", text)
             free = shutil.disk_usage(rings).free if rings.is_dir() else needed
             if not running and free < needed:
                 report.say(
