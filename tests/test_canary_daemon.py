@@ -150,9 +150,11 @@ def test_nothing_is_left_of_a_daemon_that_was_killed(host):
 
 def test_pause_ends_a_user_s_canaries(host):
     """Those that run in a terminal end as well, and say why; two at a time are refused."""
-    host.interpreter(LASTS)
-    words = ["canary", "run", "matmul", f"--canary.python={host.python}", "--json"]
+    words = ["canary", "run", "matmul", f"--config={host.directory}/config.toml", "--json"]
     with host.running("enabled = false\n") as running:
+        assert host.command(running, *words).returncode == 0
+        wait_for(lambda: results(running) == ["ok"])  # the daemon was told
+        host.interpreter(LASTS)
         assert "canaries: the daemon runs none: [canary] enabled is false" in running.log()
         with host.begun(running, *words) as user:
             wait_for(lambda: [1 for _, line in descendants(user.pid) if "program.py" in line])

@@ -32,7 +32,7 @@ from gpuwatch.startup import validate
 TIMEOUT_SECONDS = 5.0
 ASK_SECONDS = 0.5  # how often it is looked whether canaries are to run no more
 BUDGET_SECONDS = 15.0
-BUDGET = "budget"
+USED_UP = "the budget is used up"
 SEVERE_LOSS = 0.05  # of the rules canary_regression_..._severe
 # What tells most about a node in little time comes first.
 BETWEEN_JOBS = ("integrity", "allreduce", "matmul", "memory", "pcie")
@@ -127,7 +127,7 @@ class Canary:
             signal.signal(signal.SIGTERM, before)
         judged = _hand_over(arguments, results)
         if arguments.between_jobs:
-            return _verdict(results, judged)
+            return verdict(results, judged)
         return _worst([CODES[one.result] for one in results])
 
 
@@ -136,9 +136,12 @@ def _worst(codes: Iterable[int]) -> int:
     return next((code for code in (FAIL, UNKNOWN, WARN) if code in found), PASS)
 
 
-def _verdict(results: Sequence[Result], judged: Iterable[Message]) -> int:
-    """Return the exit code between jobs; something must have run to its end to pass."""
-    counted = [one for one in results if one.reason != BUDGET]
+def verdict(results: Sequence[Result], judged: Iterable[Message]) -> int:
+    """Return the exit code between jobs; something must have run to its end to pass.
+
+    What there was no time for, or too few GPUs, says nothing of the node.
+    """
+    counted = [one for one in results if one.detail != USED_UP and one.reason != "gpus"]
     codes = [CODES[one.result] for one in counted] or [UNKNOWN]
     for told in judged:
         loss = told.get("loss") or 0.0
@@ -177,7 +180,7 @@ def _results(
                 host=host,
                 force=arguments.force,
                 sysfs=sysfs,
-                stop=_Stop(state, released, end, budget),
+                stop=_Stop(state, released, end),
             )
             for name in names:
                 yield from session.run(name)
@@ -186,17 +189,14 @@ def _results(
 class _Stop:
     """Says why canaries must run no more: they were paused meanwhile, or the budget is used up."""
 
-    def __init__(
-        self, state: Path, released: frozenset[str], end: float, budget_seconds: float
-    ) -> None:
-        self._state, self._released = state, released
-        self._end, self._budget_seconds = end, budget_seconds
+    def __init__(self, state: Path, released: frozenset[str], end: float) -> None:
+        self._state, self._released, self._end = state, released, end
         self._asked = time.monotonic()
 
     def __call__(self) -> Obstacle | None:
         now = time.monotonic()
         if now > self._end:
-            return Obstacle(BUDGET, f"the budget of {self._budget_seconds:g} s is used up")
+            return Obstacle("other", USED_UP)
         if now - self._asked > ASK_SECONDS:
             self._asked = now
             with suppress(GpuwatchError):
