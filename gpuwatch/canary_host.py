@@ -75,7 +75,7 @@ def only_session(lock: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
             time.sleep(WAIT_SECONDS)
         yield taken
     finally:
-        del os.environ[MARK]
+        os.environ.pop(MARK, None)
         os.close(descriptor)
 
 

@@ -14,7 +14,9 @@ from pretend import PREAMBLE
 from running import Running, descendants, wait_for
 from test_canary_command import LASTS, MEASURES, PROCESS
 
-from gpuwatch.canary_host import HOST_PIDS, LOCK, session_runs
+from gpuwatch.canary_host import HOST_PIDS, LOCK, hindrance, session_runs
+from gpuwatch.commands.check_canaries import canaries
+from gpuwatch.errors import PASS, WARN
 
 CONFIG = (
     quiet("nvml_state", "nvml_counters")
@@ -190,3 +192,45 @@ def test_a_process_that_outlives_its_kill_stops_all(host):
         os.kill(left, signal.SIGKILL)
         wait_for(lambda: "is gone" in running.log())
         wait_for(lambda: len(results(running)) > count, 90)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({}, ""),
+        ({"source": {"kind": "simulated"}}, "made up"),
+        ({"canary": {"enabled": False, "python": sys.executable}}, "[canary] enabled is false"),
+        ({"canary": {"enabled": True, "python": ""}}, "no torch: pip install 'gpuwatch[torch]'"),
+        ({"canary": {"enabled": True, "python": "/nowhere"}}, "[canary] python /nowhere: not an"),
+        ({"paths": {"procfs": "/nowhere"}}, "--pid=host"),
+    ],
+)
+def test_where_the_daemon_runs_none(tmp_path, monkeypatch, changes, part):
+    """It is told why, with what to do; a host that lacks nothing has them."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to(HOST_PIDS)
+    config = {
+        "source": {"kind": "nvml"},
+        "canary": {"enabled": True, "python": sys.executable, "run": ["matmul"]},
+        "paths": {"procfs": str(tmp_path)},
+    }
+    assert part in hindrance(config | changes)
+    assert bool(hindrance(config | changes)) == bool(part)
+
+
+def test_check_says_whether_there_are_canaries(tmp_path):
+    """An interpreter that is named and lacks torch is a warning; to have none is no fault."""
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to(HOST_PIDS)
+    python = tmp_path / "python"
+    settings = {"enabled": True, "python": str(python), "run": ["matmul", "pcie"]}
+    config = {"source": {"kind": "nvml"}, "canary": settings, "paths": {"procfs": str(tmp_path)}}
+    assert canaries(config)[0] == WARN
+    for status, code, text in ((0, PASS, "matmul, pcie, on GPUs"), (1, WARN, "no torch")):
+        python.write_text(f"#!/bin/sh\nexit {status}\n")
+        python.chmod(0o755)
+        told = canaries(config)
+        assert told[0] == code
+        assert text in told[1]
+    assert canaries(config | {"canary": settings | {"enabled": False}})[0] == PASS

@@ -19,6 +19,7 @@ from verify_checks import Scripted
 from gpuwatch import checks
 from gpuwatch.canary_host import LOCK, only_session
 from gpuwatch.cli import main
+from gpuwatch.commands import verify
 from gpuwatch.errors import ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
 from gpuwatch.verify import Finding
@@ -396,7 +397,7 @@ def test_readings_become_the_baseline(host, capsys):
     assert (shown["canary"], shown["readings"], shown["last"]) == ("matmul", 1, 7e14)
 
 
-def test_a_running_daemon_takes_the_readings(host):
+def test_a_running_daemon_takes_the_readings(host, capsys, monkeypatch):
     """It has them at once, and by its lock no canary of its own comes in between."""
     listed = [{**SOUND[0], "phase": "load"}, {"name": "speed", "read": [READING]}]
     with host.node.running() as daemon:
@@ -410,8 +411,9 @@ def test_a_running_daemon_takes_the_readings(host):
         assert wait_for(kept) == [7e14]
         with only_session(daemon.runtime / LOCK) as alone:
             assert alone
-            code, report = host.report(listed)
-        assert code == 3
+            monkeypatch.setattr(verify, "CANARIES_SECONDS", 0.0)
+            assert main(host.words("--json", "-")) == 3
+        report = json.loads(capsys.readouterr().out)
         assert report["checks"][0]["reason"] == "canaries run already on this host: try again later"
 
 

@@ -27,6 +27,7 @@ from gpuwatch.verify_page import page
 from gpuwatch.verify_report import Report, host_facts, load, overall
 from gpuwatch.verify_text import WIDTH, lines
 
+CANARIES_SECONDS = 60.0  # that those of the daemon are waited for
 LISTED_GPUS = 8  # of the bounds that are listed
 ENTRY = "  {:<16} {:<7} {:>7} {:>7}  {}"
 
@@ -175,7 +176,7 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
     progress = Progress(chosen)
     examination = None
     try:
-        with only_session(lock) if loads else nullcontext(True) as alone:
+        with only_session(lock, CANARIES_SECONDS) if loads else nullcontext(True) as alone:
             node, findings = gathered(arguments, config)
             if loads and not node.forced:
                 findings = findings or refusals(node, alone)
