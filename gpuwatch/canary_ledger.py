@@ -25,7 +25,6 @@ REASONS = (
     "job",  # of a scheduler, on this host
     "released",  # GPUs are left to another tool
     "paused",
-    "alert",  # one fires about the GPU
     "compute_mode",
     "mig",
     "no_answer",  # from the driver
@@ -53,7 +52,9 @@ class CanaryLedger:
             {(canary, reason): 0 for canary in CANARIES for reason in REASONS}
         )
         self._last_run: dict[tuple[Entity, str], tuple[float, set[str]]] = {}
-        self._slow: set[tuple[Any, ...]] = set()  # courses whose regression was told
+        # Courses whose regression was told, some of them before this start.
+        slow = (one for one in baseline.standings() if one.current and one.state == "regression")
+        self._slow: set[tuple[Any, ...]] = {(one.entity, one.shape) for one in slow}
         self._integrity: dict[Entity, bool] = {}  # whether the last result of each GPU was right
 
     def take(self, result: Mapping[str, Any]) -> bool:

@@ -78,6 +78,10 @@ def test_sound_readings_move_the_baseline_and_slow_ones_are_taken_again():
     node.run(5)
     node.run(4, share=0.9)
     assert len(node.told("canary_regression")) == 2
+    told = []
+    again = CanaryLedger(node.baseline, told.append)  # after a restart it is no news
+    again.take(result(share=0.9, time=node.now + PERIOD))
+    assert told == []
     assert node.ledger.runs[Entity("gpu", "GPU-0"), "matmul", "ok"] == 30 + 11 + 5 + 10
 
 
