@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from gpuwatch.busy import Host, reason
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.canary_text import Standing
+from gpuwatch.errors import SourceUnavailable
 from gpuwatch.look import Looks
 from gpuwatch.session import Session
 from gpuwatch.signals import valid
@@ -117,13 +118,15 @@ class Node:
 
     @contextmanager
     def session(self, size: str = "full") -> Iterator[Session]:
-        """Give canaries the GPUs that are verified.
+        """Give canaries the GPUs that are verified and answer.
 
         Who rents a container cannot see the processes of its host; there, memory in use and
         utilization have to tell that a GPU is idle. Raises SourceUnavailable, which a check may
         let go: its verdict is UNKNOWN then.
         """
-        wanted = [gpu["gpu"] for gpu in self.gpus]
+        wanted = [gpu["gpu"] for gpu in self.answering]
+        if not wanted:
+            raise SourceUnavailable("no GPU answers: look for an Xid in the kernel log")
         with closing(Looks(self.sysfs, self.numbers, wanted)) as looks:
             self._settle(looks)
             host = replace(self.host, host_pids=True)

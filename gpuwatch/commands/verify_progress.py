@@ -20,6 +20,8 @@ class Progress:
         self._told = 0  # findings
         self._start = time.monotonic()
         self._check: Check | None = None
+        if self._live:
+            self._say("asking the driver ...", end="")
 
     def begin(self, check: Check, examination: Examination) -> None:
         """Say that a check begins, and what came of the one before."""
