@@ -16,6 +16,8 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "state": ("SYS_NICE",),
     # Environments of jobs, which take both: their files are closed, and so are their processes.
     "counters": ("DAC_READ_SEARCH", "SYS_PTRACE"),
+    # Either lets it have hardware counters: the narrower one only drivers from 565 on.
+    "pm": ("PERFMON", "SYS_ADMIN"),
     "host": ("SYSLOG",),
 }
 START_DEADLINE_NS = 30 * SECOND_NS

@@ -144,11 +144,12 @@ class LinkTime:
     def _nvlink_ns(self, tick: Tick, windows: Windows, gap_ns: int) -> int:
         """Return the tick if NVLink is busy in this gap, else 0; note links that are missing.
 
-        Bytes are read once a second. Those of a second that lies in the gap as a whole stand for
-        the second after it too, while the gap lasts.
+        NVML's bytes are read once a second. Those of a second that lies in the gap as a whole stand
+        for the second after it too, while the gap lasts. Hardware counters tell of the tick itself.
         """
         put, tick_ns = self._ledger.put, tick.end_ns - tick.start_ns
         moved = max(risen(windows, name) for name in NVLINK)
+        span_ns = tick_ns if (self._entity, NVLINK[0]) in tick.taken else NVLINK_READ_NS
         put(NVLINK_MOVED, moved)
         for name in NVLINK_ERRORS:
             rise = risen(windows, name)
@@ -163,9 +164,10 @@ class LinkTime:
             put(NVLINK_DEGRADED, tick_ns)
         if not gap_ns:
             self._nvlink_until_ns = NEVER_NS
-        elif moved and gap_ns >= NVLINK_READ_NS:
-            busy = moved * SECOND_NS >= NVLINK_BUSY * up * NVLINK_BYTES * NVLINK_READ_NS
-            self._nvlink_until_ns = tick.end_ns + NVLINK_READ_NS if busy else NEVER_NS
+        elif moved and gap_ns >= span_ns:
+            busy = moved * SECOND_NS >= NVLINK_BUSY * up * NVLINK_BYTES * span_ns
+            after_ns = 0 if span_ns == tick_ns else span_ns
+            self._nvlink_until_ns = tick.end_ns + after_ns if busy else NEVER_NS
         return tick_ns if self._nvlink_until_ns >= tick.end_ns else 0
 
 

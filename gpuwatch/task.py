@@ -39,9 +39,12 @@ class Task:
             self.writer.set_period(self.period_ns)
 
     def drain(self, now_ns: int) -> None:
-        """Write what the hardware has sampled by itself since the last time."""
+        """Write what the hardware has sampled by itself since the last time.
+
+        Each row took its part of the time that the drain took.
+        """
         rows = self.group.rows(now_ns)
-        read_seconds = (monotonic_ns() - now_ns) * 1e-9
+        read_seconds = (monotonic_ns() - now_ns) * 1e-9 / max(len(rows), 1)
         for time_ns, cells in rows:
             self.writer.append(time_ns, 0.0, read_seconds, cells)
         self.writer.words[W_WATERMARK] = rows[-1][0] if rows else now_ns

@@ -89,14 +89,19 @@ def at_once(columns, *others):
     return entities
 
 
-def played(*runs, constants=CONSTANTS, near=NEAR):
-    """Feed runs of (ticks, entities): none for ticks that are missing, or a function of which."""
+def played(*runs, constants=CONSTANTS, near=NEAR, taken=()):
+    """Feed runs of (ticks, entities): none for ticks that are missing, or a function of which.
+
+    `taken` are columns of the GPU of which hardware counters tell.
+    """
     causes, now = LostTime(near), 0
     for count, entities in runs:
         for number in range(count):
             made = entities(number) if callable(entities) else entities
             if made is not None:
-                causes.add(node(now, made, constants))
+                tick = node(now, made, constants)
+                tick.taken |= {(GPU, name) for name in taken}
+                causes.add(tick)
             now += TICK_NS
     return causes
 
@@ -526,6 +531,14 @@ def test_nvlink_of_one_wait_says_nothing_of_the_next():
     """What moved before the GPU worked again was another collective."""
     found = told((120, WORKS), (12, nvlink), (1, WORKS), (107, at_once(WAITS)))
     assert found == [("no_work", round(107 * 0.99 / 240, 3)), ("nvlink", round(5 * 0.88 / 240, 3))]
+
+
+def test_hardware_counters_tell_of_nvlink_tick_by_tick():
+    """Each tick of a wait is judged by what moved in it, not by the second before."""
+    name = "gpu_nvlink_received_bytes_total"
+    halves = [at_once(gpu(busy=0.12, **{name: moves(rate)})) for rate in (300, 20)]
+    found = told((120, WORKS), (120, lambda number: halves[number % 2]), taken=[name])
+    assert dict(found)["nvlink"] == pytest.approx(60 * 0.88 / 240, abs=0.01)
 
 
 def test_who_waits_after_a_job_s_end_does_not_wait_for_the_network():

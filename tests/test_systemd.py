@@ -15,6 +15,7 @@ from gpuwatch.duty import CAPABILITIES
 FILES = Path(__file__).parent.parent / "systemd"
 UNIT = (FILES / "gpuwatch.service").read_text()
 JOBS = (FILES / "gpuwatch.service.d/jobs.conf").read_text()
+PM = (FILES / "gpuwatch.service.d/pm.conf").read_text()
 
 needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
@@ -114,6 +115,13 @@ def test_unit_is_valid(unit):
     assert (judged.returncode, judged.stdout) == (0, b"")
 
 
+def exposure(judged):
+    """Return the figure that systemd-analyze gives, of 10."""
+    figure = re.search(r"Overall exposure level for gpuwatch.service: ([0-9.]+)", judged.stdout)
+    assert figure, judged.stdout + judged.stderr
+    return float(figure[1])
+
+
 @needs_analyze
 def test_unit_is_hardened(unit):
     """The exposure figure of systemd-analyze stays at 3.0 or below, of 10."""
@@ -123,9 +131,7 @@ def test_unit_is_hardened(unit):
         text=True,
     )
 
-    figure = re.search(r"Overall exposure level for gpuwatch.service: ([0-9.]+)", judged.stdout)
-    assert figure, judged.stdout + judged.stderr
-    assert float(figure[1]) <= 3.0
+    assert exposure(judged) <= 3.0
 
 
 def test_the_drop_in_for_jobs_grants_what_its_reader_keeps(unit, tmp_path):
@@ -139,6 +145,26 @@ def test_the_drop_in_for_jobs_grants_what_its_reader_keeps(unit, tmp_path):
     granted = re.findall("^([A-Za-z]+)=(.*)$", JOBS, re.MULTILINE)
     kept = " ".join(f"CAP_{name}" for name in CAPABILITIES["counters"])
     assert granted == [("AmbientCapabilities", kept), ("CapabilityBoundingSet", kept)]
+
+
+@needs_analyze
+def test_the_drop_in_for_hardware_counters_stays_narrow(unit, tmp_path):
+    """It grants one capability of those that the reader keeps, and exposes little more."""
+    (tmp_path / "gpuwatch.service.d").mkdir()
+    (tmp_path / "gpuwatch.service.d/pm.conf").write_text(PM)
+    granted = re.findall("^([A-Za-z]+)=(.*)$", PM, re.MULTILINE)
+    assert granted == [
+        ("AmbientCapabilities", "CAP_PERFMON"),
+        ("CapabilityBoundingSet", "CAP_PERFMON"),
+    ]
+    assert "PERFMON" in CAPABILITIES["pm"]
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+    )
+
+    assert exposure(judged) <= 3.0
 
 
 def test_unit_outlives_faults():
