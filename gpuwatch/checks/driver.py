@@ -79,7 +79,7 @@ def _fabric(gpu: Facts) -> Finding:
     if state is None or state == NOT_SUPPORTED:
         switched = "switch" in ends or bool(model and model.board.nvlink and model.board.nvlink[0])
         if switched and state is None:
-            reason = "it does not tell whether it has joined the fabric, as GPUs before Hopper do"
+            reason = "GPUs before Hopper do not tell whether they have joined the fabric"
             return matter.skipped(reason, "nvlink and topology say whether its links are up")
         return matter.skipped("it is behind no NVSwitch", "nothing")
     word = STATES.get(state, f"state {state}")
