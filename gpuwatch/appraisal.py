@@ -64,6 +64,9 @@ def without_value(one: Result) -> Finding | None:
         case "aborted":
             step = "run it again when the GPUs are idle"
             return Finding(**what, verdict="UNKNOWN", cause="busy", next_step=step)
+        case "failed" if one.detail.endswith(("in phase start", "in phase import")):
+            step = "run it again, now that torch is in memory; else put it on a faster disk"
+            return Finding(**what, verdict="UNKNOWN", cause="host", next_step=step)
         case "failed":
             step = "look at the kernel log for Xid errors, reset the GPU, run it again"
             return Finding(**what, verdict="FAIL", cause="driver", next_step=step)

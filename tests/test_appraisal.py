@@ -30,10 +30,10 @@ def results(*shares, canary="matmul", model=UNKNOWN_CARD, **more):
                     "model": model,
                     "size": 8192,
                     "dtype": "bf16",
-                    "value": VALUE * share,
+                    "value": share and VALUE * share,
                     "spread": 0.002,
                     "clock_hertz": 1.98e9,
-                    "value_per_hertz": VALUE * share / 1.98e9,
+                    "value_per_hertz": share and VALUE * share / 1.98e9,
                     **more,
                 }
             ),
@@ -154,6 +154,15 @@ def test_a_run_that_varies_is_no_proof():
     (one,) = [one for one in found if one.entity == "gpu3"]
     assert (one.verdict, one.cause) == ("WARN", "host")
     assert "varies by 20.0%" in one.reason
+
+
+def test_a_disk_from_which_torch_takes_long_is_no_fault_of_the_gpu():
+    """What did not even begin there is not known."""
+    details = ("hangs: 14.0 s in phase import", "hangs: 9.1 s in phase measure")
+    for detail, verdict in zip(details, ("UNKNOWN", "FAIL"), strict=True):
+        (one,) = results(None, result="failed", value=None, value_per_hertz=None)
+        (found,) = appraised(Node(), [replace(one, detail=detail)])
+        assert (found.entity, found.verdict, found.reason) == ("gpu0", verdict, detail)
 
 
 def test_other_models_are_no_siblings():

@@ -10,9 +10,14 @@ from fake_nvml import environment
 from node import Node
 
 from gpuwatch.busy import Host
+from gpuwatch.canary_reading import CanaryReading, Shape
+from gpuwatch.canary_text import Standing
 from gpuwatch.checks import CHECKS
 from gpuwatch.checks.memory import Memory
+from gpuwatch.checks.sustained import Course, judged
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
+from gpuwatch.session import Result
+from gpuwatch.signals import Entity
 from gpuwatch.verify import Node as Machine
 from gpuwatch.verify_facts import collect
 
@@ -258,3 +263,50 @@ def test_all_bounds_fit_into_the_time():
     for deep, most in ((False, QUICK_SECONDS), (True, DEEP_SECONDS)):
         taken = [one.bound_seconds(8, deep) for one in LOADS if deep or not one.deep_only]
         assert sum(taken) <= most
+
+
+@pytest.mark.parametrize("tried", [3], indirect=True)
+def test_a_number_of_gpus_that_no_table_has(tried):
+    """Then the links say what a sum must give at least: half of NVLink, or a fifth of PCIe."""
+    value, _ = tried.found("allreduce")
+    assert (value.verdict, value.source) == ("PASS", "half of what NVLink carries")
+    tried.change(allreduce={"factor": 0.5})
+    (value,) = tried.bad("allreduce")
+    assert (value.verdict, value.cause) == ("FAIL", "link")
+    tried.node.now("nvmlDeviceGetP2PStatus", val=5)
+    tried.change(allreduce={"factor": 0.01, "transports": ["SHM"]})
+    (value,) = tried.bad("allreduce")
+    assert (value.verdict, value.source) == ("WARN", "a fifth of what PCIe carries")
+
+
+def test_a_context_that_takes_longer_than_it_did(tried):
+    """By the trade's rule, beside what the check itself goes by."""
+    standing = Standing(
+        entity=Entity("gpu", "GPU-00000000-0000-4000-8000-000000000001"),
+        shape=Shape("startup"), environment={}, model="", state="normal", current=True,
+        newest=1.79e9, readings=50, baseline=0.3, last=0.3, ratio=1.0, expected_ratio=None,
+        spread=0.01, loss=0.0, cause="", peers="",
+    )  # fmt: skip
+    (one,) = tried.bad("startup", standings=[standing])
+    assert (one.entity, one.verdict, one.thumb, one.value) == ("gpu1", "WARN", True, 0.6)
+    assert one.expectation == pytest.approx(0.5)
+
+
+def test_five_minutes_above_80_degrees():
+    """They are a warning by rule of thumb, and five minutes at 79 are none."""
+    for celsius, verdict in ((81.0, "WARN"), (79.0, "PASS")):
+        slices = [
+            Result(
+                canary="sustained",
+                gpu=0,
+                reading=CanaryReading(
+                    canary="sustained", entity=Entity("gpu", "GPU-0"), time=1.8e9, value=7e14
+                ),
+                told={"start_ns": minute * 60 * 10**9, "end_ns": (minute + 1) * 60 * 10**9},
+                seen={0: {"temperature_celsius": celsius, "reasons": {}}},
+            )
+            for minute in range(5)
+        ]
+        found = judged(Machine(deep=True), [Course(0, slices)])
+        (one,) = [one for one in found if one.thumb]
+        assert (one.measure, one.verdict) == ("above 80 C", verdict)
