@@ -70,7 +70,8 @@ class Finding:
         """Rebuild it; TypeError or ValueError if `data` is not that."""
         if data["verdict"] not in VERDICTS:
             raise ValueError(f"verdict {data['verdict']!r}")
-        curve = tuple((float(x), float(y)) for x, y in data.get("curve", ()))
+        points = ((float(x), float(y)) for x, y in data.get("curve", ()))
+        curve = tuple(point for point in points if all(map(math.isfinite, point)))
         kept = {name: _kept(value) for name, value in data.items()}
         return cls(**{**kept, "curve": curve})
 

@@ -176,8 +176,10 @@ def test_checks_that_end_badly_harm_nobody(host):
         "works": "it did not end within 0.3 s",
     }
     assert [one["name"] for one in report["checks"] if one["verdict"] == "PASS"] == [
-        *("raises", "prints", "pcie", "pcie", "pcie")
+        *("raises", "invents", "prints", "pcie", "pcie", "pcie")
     ]
+    odd = next(one for one in report["checks"] if one["name"] == "invents")
+    assert (odd["entity"], odd["value"], odd["curve"]) == ("\\udce9", None, [])
     assert (code, report["verdict"]) == (1, "WARN")
     assert [one["name"] for one in report["ran"]] == [one["name"] for one in listed]
     assert report["versions"]["driver"] == "580.95.05"

@@ -20,6 +20,7 @@ from gpuwatch.commands.verify_save import save
 from gpuwatch.errors import PASS, ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
 from gpuwatch.paths import control_socket
+from gpuwatch.signals import valid
 from gpuwatch.startup import validate
 from gpuwatch.verify import Check
 from gpuwatch.verify_compare import compare
@@ -116,7 +117,7 @@ class Verify:
         finally:
             signal.signal(signal.SIGTERM, former)
         if before is not None:
-            report.compared = compare(report, before, str(arguments.compare))
+            report.compared = compare(report, before, valid(arguments.compare))
         _told(report, arguments)
         if arguments.save:
             save(report, arguments, config)
