@@ -33,6 +33,8 @@ def hindrance(config: Mapping[str, Any]) -> str:
         return "the GPUs are made up or of a recording"
     if not config["canary"]["enabled"]:
         return "[canary] enabled is false"
+    if not config["canary"]["run"]:
+        return "[canary] run names none"
     if python := config["canary"]["python"]:
         if not os.access(python, os.X_OK) or not Path(python).is_file():
             return f"[canary] python {python}: not an interpreter: name one with torch"

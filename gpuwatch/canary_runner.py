@@ -199,4 +199,5 @@ class CanaryRunner:
                 continue
             self._waiting.remove(waiting)
             holders = canary_host.processes(self._lock) if runs or self._strays else []
+            holders = holders or ([0] if runs else [])  # a session between two of its canaries
             done([{"pid": pid, "call": "a canary"} for pid in holders])

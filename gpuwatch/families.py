@@ -53,7 +53,7 @@ FAMILIES = (
     *((name, "gauge", text) for name, text in (*INFOS.values(), *TENANT_INFOS.values())),
     ("gpu_mode_info", "gauge", "How the GPU is set, and what holds after its reset; always 1."),
     ("gpu_up", "gauge", "1 if the GPU answers, 0 if it does not or was not heard of for 5 s."),
-    ("released", "gauge", "1 while this is left to another tool."),
+    ("released", "gauge", "1 while this is left to another tool, or paused (canaries)."),
     (
         "node_verdict",
         "gauge",

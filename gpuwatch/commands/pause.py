@@ -42,7 +42,8 @@ class Pause:
         if answer["fault"]:
             print(f"a restart of gpuwatch would end this: {answer['fault']}", file=sys.stderr)
         for holder in answer["holding"]:
-            print(f"canaries: process {holder['pid']} does not end: look for an Xid, or reboot")
+            who = f"process {holder['pid']}" if holder["pid"] else "a session"
+            print(f"canaries: {who} still runs: end verify or --force, else look for an Xid")
         if answer["holding"]:
             return WARN
         back = f"until `gpuwatch resume canaries` or for {arguments.lasts:g} s"

@@ -48,7 +48,8 @@ def firing_and_missing() -> Row:
     lost = f'label_replace({M("gpu_up")} == 0, "what", "GPU does not answer", "", "")'
     fewer = f"{M('gpus_expected')} > {M('gpus_visible')}"
     fewer = f'label_replace({fewer}, "what", "fewer GPUs than expected", "", "")'
-    released = f'label_replace({M("released")} == 1, "what", "left to another tool", "", "")'
+    released = M("released", 'what!="canaries"')
+    released = f'label_replace({released} == 1, "what", "left to another tool", "", "")'
     failing = f'label_replace({M("source_up")} == 0, "what", "a source gives no data", "", "")'
     gone = f"max by (instance, gpu, source, what) ({silent} or {lost} or {fewer}"
     gone += f" or {failing} or {released})"
