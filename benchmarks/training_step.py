@@ -100,7 +100,7 @@ def worker(rank: int, world: int, options: argparse.Namespace) -> None:
                 choose(options, name.split("#")[0])
             if world > 1:
                 dist.barrier()
-            segment(graph, SETTLE_STEPS)
+            segment(graph, options.settle_steps)
             times = segment(graph, SEGMENT_STEPS)
             rows.append((block, name, times))
         block += 1
@@ -154,6 +154,7 @@ def main() -> int:
     parser.add_argument("--classes", default="off,off,10,1")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--settle-steps", type=int, default=SETTLE_STEPS)
     options = parser.parse_args()
     world = torch.cuda.device_count()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")

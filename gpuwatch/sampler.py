@@ -92,9 +92,10 @@ class Sampler:
 
     def _open(self, source: Source) -> Opened | None:
         """Open one source and note how it is; return what it found, None if it cannot work."""
-        state, reason, found = "on", "", None
+        found = None
         try:
             found = source.open(self._context)
+            state, reason = _state_of(found)
         except SourceUnavailable as fault:
             reason = str(fault)
             state = "unsupported" if isinstance(fault, SourceUnsupported) else "unavailable"
@@ -119,6 +120,9 @@ class Sampler:
         Raises OSError if there is no space for them.
         """
         self.opened[source] = found
+        if self.scales[source]:
+            state, reason = _state_of(found)
+            self.states[source] = {"state": state, "reason": reason}
         old = {task.group.name: task for task in self.tasks if task.source == source}
         tasks = [task for task in self.tasks if task.source != source]
         for group in found.groups:
@@ -220,7 +224,7 @@ class Sampler:
     def _control(self, server: Server, now: int) -> None:
         for task in self.tasks:
             task.writer.words[W_HEARTBEAT] = now
-            if task.group.drain is None:
+            if task.group.drain is None or not self.scales[task.source]:
                 task.writer.words[W_WATERMARK] = now
         for connection, message in server.poll():
             self._answer(connection, message)
@@ -276,9 +280,7 @@ class Sampler:
 
     def _set_periods(self) -> None:
         for task in self.tasks:
-            scale = self.scales[task.source] * self._budget_scale
-            if scale:
-                task.scale(scale)
+            task.scale(self.scales[task.source] * self._budget_scale)
 
     def _tell(self, server: Server) -> None:
         """Send new events, and the state when it changed, to each connection that asked."""
@@ -315,6 +317,11 @@ class Sampler:
             self._set_periods()
             detail = f"{self.duty} used {share:.1%} of a core: periods x{scale:g} from now"
             self.events.add(Event(now, HOST, "sampling_budget", detail))
+
+
+def _state_of(found: Opened) -> tuple[str, str]:
+    """Return how a source that was opened is, and why it is not better."""
+    return ("on" if found.groups or not found.reason else "unavailable"), found.reason
 
 
 def probe(sampler: Sampler) -> int:

@@ -29,7 +29,8 @@ class Group:
 
     A group that the hardware samples by itself has `drain` instead: called every `delivery_ns`,
     it returns what has come since, in order, each row with its own monotonic time; `period_ns` is
-    the time between such rows.
+    the time between such rows. `pace` is told how many times more rarely the hardware is to sample,
+    0 for not at all, and returns the time between rows that it goes on with.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Group:
     phase_ns: int = 0
     delivery_ns: int = 0
     drain: Callable[[], Sequence[TimedRow]] | None = None
+    pace: Callable[[float], int] | None = None
 
     def rows(self, now_ns: int) -> Sequence[TimedRow]:
         """Return one read, as of `now_ns`, or what a drain gives."""
@@ -108,13 +110,15 @@ def constant_from_json(data: Sequence[Any]) -> tuple[Column, float]:
 class Opened:
     """What `open` found: groups to read, the entities they speak of, values that do not change.
 
-    `tenants` are those who use them now.
+    `tenants` are those who use them now. `reason` says why not all of it can be read; without any
+    group the source is unavailable, and looks again by itself.
     """
 
     groups: tuple[Group, ...]
     entities: tuple[EntityInfo, ...] = ()
     constants: tuple[tuple[Column, float], ...] = ()
     tenants: tuple[Tenant, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def _open(child: Child, sources: list[Source]) -> tuple[dict[str, Opened], dict[
     for source in sources:
         told[source.name] = {"reason": "", "unsupported": False}
         try:
-            opened[source.name] = source.open(context)
+            found = opened[source.name] = source.open(context)
+            told[source.name]["reason"] = "" if found.groups else found.reason
         except SourceUnavailable as fault:
             told[source.name]["reason"] = str(fault)
             told[source.name]["unsupported"] = isinstance(fault, SourceUnsupported)

@@ -32,11 +32,14 @@ class Task:
         return cls(source, group, writer, group.delivery_ns if group.drain else group.period_ns)
 
     def scale(self, scale: float) -> None:
-        """Read or drain less often."""
+        """Read less often, not at all if `scale` is 0; have hardware that samples do so."""
         group = self.group
-        self.period_ns = int((group.delivery_ns if group.drain else group.period_ns) * scale)
-        if group.drain is None:
-            self.writer.set_period(self.period_ns)
+        if group.pace is not None:
+            self.writer.set_period(group.pace(scale))
+        elif scale:
+            self.period_ns = int((group.delivery_ns if group.drain else group.period_ns) * scale)
+            if group.drain is None:
+                self.writer.set_period(self.period_ns)
 
     def drain(self, now_ns: int) -> None:
         """Write what the hardware has sampled by itself since the last time.

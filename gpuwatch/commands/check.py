@@ -60,7 +60,7 @@ class Check:
         if config["source"]["kind"] == "replay":
             _recording(report, config["source"]["file"])
         else:
-            needed = _sources(report, config)
+            needed = _sources(report, config, running)
             code, text = canaries(config)
             report.say(code, "canaries", text)
             free = shutil.disk_usage(rings).free if rings.is_dir() else needed
@@ -155,12 +155,16 @@ def _recording(report: Report, file: str) -> None:
     report.say(PASS, "recording", f"{file}: {seconds:.1f} s of {gpus} GPUs")
 
 
-def _sources(report: Report, config: Mapping[str, Any]) -> int:
+def _sources(report: Report, config: Mapping[str, Any], running: int) -> int:
     """Report what the sources find and cost; return the bytes that their rings need."""
     if not config["duties"]:
         report.say(WARN, "sources", "all are off: turn one on in [collectors] or with --collector")
         return 0
-    surveys = {duty: Survey(config, duty, []) for duty in config["duties"]}  # side by side
+    duties = set(config["duties"])
+    if running and "pm" in duties and config["source"]["kind"] == "nvml":
+        duties.remove("pm")  # a GPU's counters belong to one program
+        report.say(PASS, "source", f"pm: left to the running gpuwatch (process {running})")
+    surveys = {duty: Survey(config, duty, []) for duty in config["duties"] if duty in duties}
     groups = [group for survey in surveys.values() for group in _duty(report, config, survey)]
     if not groups:
         report.say(FAIL, "sources", "none works: there is nothing to sample until one does")
@@ -193,6 +197,11 @@ def _duty(report: Report, config: Mapping[str, Any], survey: "Survey") -> list[d
         else:
             if any(column["name"] == "gpu_up" for g in source["groups"] for column in g["columns"]):
                 _gpus(report, config, source, hung)
+            for event in source["events"]:
+                if event["name"] == "pm_mode":
+                    refused = event["detail"].startswith("unavailable")
+                    about = f"{name}: {event['entity'][1]}: {event['detail']}"
+                    report.say(WARN if refused else PASS, "source", about)
             _signals(report, name, source)
             groups += source["groups"]
     if groups:
@@ -347,7 +356,8 @@ def _refresh(columns: Iterable[Mapping[str, Any]]) -> str:
 def _cost(report: Report, budget: float, duty: str, share: float) -> None:
     text = f"reading takes {share:.1%} of a core, budget {budget:.1%}"
     if share > budget:
-        text += f": raise {duty}.period_ms or {duty}.budget_ratio, or reads are made rarer"
+        period = "interval" if duty == "pm" else "period_ms"
+        text += f": raise {duty}.{period} or {duty}.budget_ratio, or reads are made rarer"
     report.say(WARN if share > budget else PASS, "cost", text)
 
 

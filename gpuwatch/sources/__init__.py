@@ -16,6 +16,7 @@ from gpuwatch.sources.mig import Mig
 from gpuwatch.sources.netdev import Netdev
 from gpuwatch.sources.nvml_counters import NvmlCounters
 from gpuwatch.sources.nvml_state import NvmlState
+from gpuwatch.sources.pm import Pm
 from gpuwatch.sources.processes import Processes
 from gpuwatch.sources.rdma import Rdma
 from gpuwatch.sources.simulated import SimulatedState
@@ -30,6 +31,7 @@ from gpuwatch.sources.simulated_pm import SimulatedPm
 SOURCES: dict[str, tuple[type[Source], ...]] = {
     "state": (NvmlState,),
     "counters": (NvmlCounters, Gpm, Mig, Jobs, Processes),
+    "pm": (Pm,),
     "network": (Rdma, Netdev),
     "host": (Host, Kmsg, Ethtool),
 }

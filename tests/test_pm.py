@@ -1,0 +1,381 @@
+"""PM sampling against a scripted CUPTI: real samplers and rings, refusals, rivals and crashes."""
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupti import INSUFFICIENT_PRIVILEGES, UNKNOWN, Fake
+from fake_nvml import environment
+from node import Node, address_of, quiet
+from running import Running, wait_for
+from test_check import check
+
+from gpuwatch.control import request
+from gpuwatch.cupti import FIELDS, Cupti, size_of, struct_of
+from gpuwatch.cupti_library import Library, choose, toolkits, wheels
+from gpuwatch.errors import SourceUnsupported
+from gpuwatch.pm_metrics import METRICS
+from gpuwatch.pm_metrics import choose as fit
+from gpuwatch.ring import RingReader
+from gpuwatch.summation import row_dtype
+
+MS = 1_000_000
+TENSOR = next(metric.name for metric in METRICS if "tensor" in metric.column)
+# Made by a C program from the headers' own *_STRUCT_SIZE macros: 13.0.85, and the same in 12.8.90
+# and 13.5.25 but for what they appended. 12.6.80 has 60 for SetConfig.
+SIZES = {
+    "cuptiProfilerInitialize": 16,
+    "cuptiDeviceGetChipName": 32,
+    "cuptiPmSamplingGetCounterAvailability": 40,
+    "cuptiProfilerHostInitialize": 48,
+    "cuptiProfilerHostDeinitialize": 24,
+    "cuptiProfilerHostConfigAddMetrics": 40,
+    "cuptiProfilerHostGetConfigImageSize": 32,
+    "cuptiProfilerHostGetConfigImage": 40,
+    "cuptiProfilerHostGetNumOfPasses": 40,
+    "cuptiProfilerHostEvaluateToGpuValues": 72,
+    "cuptiPmSamplingEnable": 32,
+    "cuptiPmSamplingDisable": 24,
+    "cuptiPmSamplingSetConfig": 64,
+    "cuptiPmSamplingStart": 24,
+    "cuptiPmSamplingStop": 24,
+    "cuptiPmSamplingDecodeData": 45,
+    "cuptiPmSamplingGetCounterDataSize": 56,
+    "cuptiPmSamplingCounterDataImageInitialize": 40,
+    "cuptiPmSamplingGetCounterDataInfo": 56,
+    "cuptiPmSamplingCounterDataGetSampleInfo": 64,
+}
+
+
+class Sampled:
+    """A daemon whose two GPUs sample themselves."""
+
+    def __init__(self, directory: Path) -> None:
+        self._deadline, self._since_ns = 60, 0
+        self.node = Node(directory, 2)
+        self.fake = Fake(
+            directory / "cupti", [address_of(device) for device in self.node.script.devices]
+        )
+        self.config = quiet("nvml_state", "pm") + f'[pm]\nlibrary = "{self.fake.library}"\n'
+        self.env = self.fake.environment(environment(directory / "script", self.node.library))
+        self.running = Running(
+            directory,
+            *("--path.sysfs", str(self.node.sysfs)),
+            config=self.config,
+            environment=self.env,
+        )
+
+    def anew(self, *lines: str) -> None:
+        """Have the sampler end, and another one find things so."""
+        self.fake.heal(*lines)
+        self.reload()
+
+    def reload(self, more: str = "") -> None:
+        """Start the sampler anew, with more keys in its section."""
+        self._deadline += 1  # else nothing has changed
+        deadline = f"init_deadline_seconds = {self._deadline}.0\n"
+        before = self.running.child("pm")
+        self.running.config.write_text(self.config + more + deadline)
+        self.running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: not Path(f"/proc/{before}").exists(), what="the sampler ends")
+        self._since_ns = time.monotonic_ns()
+
+    def reader(self, gpu: int) -> RingReader | None:
+        """Return the ring of a GPU that is announced, None while there is none."""
+        manifest = self.running.runtime / "pm.json"
+        paths = json.loads(manifest.read_text())["rings"] if manifest.exists() else []
+        return next((RingReader(Path(path)) for path in paths if f".pm{gpu}" in path), None)
+
+    def rows(self, gpu: int) -> Any:
+        """Return the rows of a GPU's newest ring."""
+        reader = self.reader(gpu)
+        if reader is None:
+            return np.empty(0)
+        rows = np.frombuffer(reader.read(0)[1], row_dtype(reader.schema))
+        reader.close()
+        return rows
+
+    def columns(self, gpu: int) -> list[str]:
+        """Return the names of a GPU's columns."""
+        reader = self.reader(gpu)
+        return [] if reader is None else [column.name for column in reader.schema.columns]
+
+    def live(self, gpu: int = 0) -> bool:
+        """Say whether a row of the last second is there, of the present sampler."""
+        rows = self.rows(gpu)
+        since_ns = max(self._since_ns, time.monotonic_ns() - 10**9)
+        return len(rows) > 0 and bool(rows["time_ns"][-1] > since_ns)
+
+    def state(self) -> tuple[str, str]:
+        """Return the source's state and why."""
+        told = self.running.status()["sources"].get("pm", {"state": "", "reason": ""})
+        return told["state"], told["reason"]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sampled]:
+    """Watch two GPUs with one daemon for all tests of this file."""
+    sampled = Sampled(tmp_path_factory.mktemp("pm"))
+    with sampled.running:
+        yield sampled
+
+
+@pytest.fixture
+def sampled(host: Sampled) -> Sampled:
+    """Have both GPUs sample."""
+    host.fake.heal()
+
+    def well() -> bool:
+        return host.live(0) and host.live(1) and host.state() == ("on", "")
+
+    wait_for(lambda: host.state()[0] != "")
+    if not (host.state()[0] == "on" and len(host.columns(0)) == 8):
+        host.anew()
+    wait_for(well, what="both live")
+    return host
+
+
+def test_rows_are_the_hardwares_own(sampled: Sampled) -> None:
+    """A row each millisecond at the hardware's time, totals and shares in base units."""
+    wait_for(lambda: len(sampled.rows(0)) > 600)
+    rows = sampled.rows(0)
+    assert set(np.diff(rows["time_ns"][-400:])) <= {MS - 1, MS, MS + 1}
+    names = sampled.columns(0)
+    assert names[:6] == [metric.column for metric in METRICS[:6]]
+    rises = rows["integers"][-1] - rows["integers"][-101]
+    expected = [1e12, 5e11, 2e11, 1e11, 5e10, 2e10]
+    assert rises == pytest.approx([0.1 * rate for rate in expected], rel=0.01)
+    # The first sample after a start spans seconds: its bytes are in no total.
+    assert rows["integers"][0][0] == pytest.approx(1e12 * 0.001, rel=0.01)
+    shares = dict(zip(names[6:], rows["gauges"][-1], strict=True))
+    assert shares == pytest.approx(
+        {"gpu_graphics_busy_ratio": 0.5, 'gpu_clock_hertz{clock="gpc"}': 1.755e9}
+    )
+
+
+def test_what_was_not_sampled_is_in_no_total(sampled: Sampled) -> None:
+    """A hole in the hardware's samples is a later row, without bytes of that time."""
+    sampled.fake.say(f"hole {time.time() + 0.2:.6f} 0.05")
+
+    def gap() -> Any:
+        rows = sampled.rows(1)
+        wide = np.flatnonzero(np.diff(rows["time_ns"]) > 40 * MS)
+        return (rows, wide[-1]) if len(wide) else None
+
+    rows, place = wait_for(gap)
+    assert 49 * MS <= rows["time_ns"][place + 1] - rows["time_ns"][place] <= 53 * MS
+    rise = rows["integers"][place + 1][0] - rows["integers"][place][0]
+    assert rise == pytest.approx(1e12 * 0.001, rel=0.01)
+
+
+def test_an_overflow_is_told_and_sampling_goes_on(sampled: Sampled) -> None:
+    """A full buffer costs the time until it is empty again, and is counted as an error."""
+    sampled.fake.say("record 60000")
+    error = ("gpuwatch_source_errors_total", 'source="pm"', 'error="overflow"')
+    wait_for(lambda: sampled.running.value(*error))
+    sampled.fake.heal()
+    wait_for(lambda: sampled.live(0) and sampled.live(1))
+
+
+def test_a_profiler_gets_the_counters_and_gives_them_back(sampled: Sampled) -> None:
+    """`release counters` frees them; one that is taken is named, tried again, and the rest run."""
+    control = sampled.running.runtime / "control.sock"
+    request(control, {"command": "release", "what": "counters", "seconds": 60}, 30)
+    assert not sampled.fake.held(0)
+    assert not sampled.fake.held(1)
+    wait_for(lambda: sampled.state()[0] == "released")
+    with sampled.fake.rival(1):
+        request(control, {"command": "resume", "what": "counters"}, 30)
+        wait_for(sampled.live)
+        wait_for(lambda: "taken by another profiler" in sampled.state()[1])
+        assert sampled.node.script.devices[1]["pci"][-10:].lower() in sampled.state()[1]
+        assert sampled.state()[0] == "on"
+        assert not sampled.live(1)
+    wait_for(lambda: sampled.live(1), what="the other GPU back by itself")
+    wait_for(lambda: sampled.state() == ("on", ""))
+
+
+def test_a_killed_sampler_is_followed_by_another(sampled: Sampled) -> None:
+    """The next one takes the counters up, and its rows go on."""
+    before = sampled.running.child("pm")
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: sampled.running.child("pm") != before)
+    first = time.monotonic_ns()
+    wait_for(lambda: len(rows := sampled.rows(1)) > 0 and rows["time_ns"][-1] > first)
+    assert sampled.fake.held(0)
+
+
+def test_all_taken_is_unavailable(sampled: Sampled) -> None:
+    """While no GPU can be sampled the source is unavailable, and says why."""
+    sampled.anew(f"result cuptiPmSamplingStart {UNKNOWN}")
+    wait_for(lambda: sampled.state()[0] == "unavailable")
+    assert "cuptiPmSamplingStart unknown" in sampled.state()[1]
+    assert not sampled.fake.held(0)
+
+
+def test_a_refusal_names_the_fix(sampled: Sampled) -> None:
+    """Without the privilege nothing is sampled, and what to do is told."""
+    call = "cuptiPmSamplingGetCounterAvailability"
+    sampled.anew(f"result {call} {INSUFFICIENT_PRIVILEGES}")
+    wait_for(lambda: sampled.state()[0] == "unsupported")
+    assert "CAP_SYS_ADMIN" in sampled.state()[1]
+    assert sampled.running.value("gpuwatch_gpu_up", 'gpu="0"') == 1
+
+
+def test_a_newer_library_is_not_used(sampled: Sampled) -> None:
+    """CUPTI newer than the driver crashed, so it is refused before that."""
+    sampled.anew("api 130400", "crash cuptiPmSamplingEnable")
+    wait_for(lambda: sampled.state()[0] == "unsupported")
+    assert "13.4 does not fit a driver for CUDA 13.0" in sampled.state()[1]
+
+
+def test_a_library_that_crashes_ends_its_child_alone(sampled: Sampled) -> None:
+    """The endpoint and the other samplers go on, and sampling begins once it no longer does."""
+    sampled.anew("crash load")
+
+    def crashed() -> bool:
+        children = sampled.running.status()["children"]
+        return any("SIGSEGV" in str(one.get("reason")) for one in children)
+
+    wait_for(crashed)
+    assert sampled.running.value("gpuwatch_gpu_up", 'gpu="0"') == 1
+    sampled.fake.heal()
+    wait_for(sampled.live)
+
+
+def test_what_a_chip_has_not_is_left_out(sampled: Sampled) -> None:
+    """Columns of metrics that it lacks, or that do not fit into one pass, are not there."""
+    sampled.anew(
+        "absent nvlrx__bytes.sum",
+        "absent nvltx__bytes.sum",
+        "passes gr__cycles_active.avg.pct_of_peak_sustained_elapsed 2",
+    )
+    wait_for(lambda: sampled.live() and len(sampled.columns(0)) == 5)
+    assert not [name for name in sampled.columns(0) if "nvlink" in name or "graphics" in name]
+    why = ("not on this chip", "more than one pass")
+
+    def told() -> bool:
+        details = [event["detail"] for event in sampled.running.events("pm_mode")]
+        return any(all(part in detail for part in why) for detail in details)
+
+    wait_for(told)
+
+
+def test_the_interval_is_changed_and_sampling_turned_off(sampled: Sampled) -> None:
+    """As users ask: a tenth of the rate, nothing at all with the counters free, and back."""
+    control = sampled.running.runtime / "control.sock"
+
+    def scale(number: float) -> None:
+        request(control, {"command": "interval", "source": "pm", "scale": number}, 10)
+
+    scale(10)
+    wait_for(lambda: set(np.diff(sampled.rows(0)["time_ns"][-5:])) <= {10 * MS - 1, 10 * MS})
+    scale(0)
+    wait_for(lambda: not sampled.fake.held(0) and not sampled.fake.held(1))
+    scale(1)
+    wait_for(lambda: set(np.diff(sampled.rows(0)["time_ns"][-5:])) <= {MS - 1, MS, MS + 1})
+
+
+def test_the_full_set_comes_with_a_reload(sampled: Sampled) -> None:
+    """`set = "full"` adds SMs, tensor cores and the L2 cache."""
+    sampled.reload('set = "full"\n')
+    wait_for(lambda: len(sampled.columns(1)) == 11 and sampled.live(1))
+    names = sampled.columns(1)
+    place = names.index("gpu_tensor_busy_ratio") - 7
+    assert sampled.rows(1)["gauges"][-1][place] == 0.5
+    sampled.reload()
+    wait_for(lambda: len(sampled.columns(1)) == 8 and sampled.live(1))
+
+
+def test_check_says_what_would_be_sampled(sampled: Sampled, tmp_path: Path) -> None:
+    """How many metrics, how often and with which library; or who has the counters now."""
+    words = ("--path.sysfs", str(sampled.node.sysfs))
+    config = sampled.config.replace("nvml_state = true", "nvml_state = false")
+    with_daemon = check(
+        tmp_path, *words, config=config, env=sampled.env, runtime=sampled.running.runtime
+    )
+    assert any("pm: left to the running gpuwatch" in line for line in with_daemon[1])
+    sampled.fake.heal("absent nvlrx__bytes.sum")
+    request(
+        sampled.running.runtime / "control.sock",
+        {"command": "release", "what": "counters", "seconds": 60},
+        30,
+    )
+    _, lines, _ = check(tmp_path, *words, config=config, env=sampled.env)
+    request(sampled.running.runtime / "control.sock", {"command": "resume", "what": "counters"}, 30)
+    assert any("7 metrics every 1 ms with CUPTI 13.0; without gpu_nvlink" in line for line in lines)
+
+
+def test_structs_are_as_the_headers_say() -> None:
+    """A size that is not the header's is refused by the library, or worse."""
+    assert {name: size_of(struct_of(name)) for name in FIELDS} == SIZES
+    padded = struct_of("cuptiPmSamplingDecodeData")
+    assert ctypes.sizeof(padded) == 48
+
+
+def test_an_older_library_gets_the_older_struct(tmp_path: Path, sampled: Sampled) -> None:
+    """CUPTI 12.6 knows no append mode."""
+    sampled.anew("driver 12060", "api 24")
+    wait_for(lambda: sampled.live() and "CUPTI 12.6" in str(sampled.running.events("pm_mode")))
+
+
+def test_the_newest_library_that_is_not_newer_is_chosen(tmp_path: Path) -> None:
+    """Of wheels and toolkits: the driver's major version, and no newer minor one."""
+    for package, folder, number, version in (
+        ("nvidia_cuda_cupti", "cu13", "13", "13.0.85"),
+        ("nvidia_cuda_cupti_cu12", "cuda_cupti", "12", "12.6.80"),
+    ):
+        (tmp_path / f"site/{package}-{version}.dist-info").mkdir(parents=True)
+        library = tmp_path / f"site/nvidia/{folder}/lib/libcupti.so.{number}"
+        library.parent.mkdir(parents=True)
+        library.touch()
+    for version in ("12.8", "13.4"):
+        library = tmp_path / f"local/cuda-{version}/extras/CUPTI/lib64/libcupti.so.{version[:2]}"
+        library.parent.mkdir(parents=True)
+        library.touch()
+    (tmp_path / "local/cuda-12.8/version.json").write_text('{"cuda": {"version": "12.9.1"}}')
+    found = [*wheels([str(tmp_path / "site")]), *toolkits(tmp_path / "local")]
+    assert sorted(library.version for library in found) == [(12, 6), (12, 9), (13, 0), (13, 4)]
+    for driver, version in (
+        ((12, 6), "12.6"),
+        ((12, 8), "12.6"),
+        ((12, 9), "12.9"),
+        ((13, 1), "13.0"),
+        ((13, 4), "13.4"),
+    ):
+        assert choose(driver, found).name == version
+    for driver, what in (((14, 0), "14.0.*"), ((12, 4), "update it")):
+        with pytest.raises(SourceUnsupported, match=what):
+            choose(driver, found)
+    with pytest.raises(SourceUnsupported, match="no CUPTI library: pip install"):
+        choose((13, 0), [])
+    old = Library((12, 4), tmp_path)
+    with pytest.raises(SourceUnsupported, match=r"-cu12==12\.8"):
+        choose((12, 8), [old])
+
+
+def test_metrics_are_packed_by_their_worth() -> None:
+    """What comes later in the list gives way, and each that is left out says why."""
+    chosen = fit(
+        "full", {}, lambda names: 0 if "nvlrx__bytes.sum" in names else len(names) // 9 + 1
+    )
+    left = {name for name, why in chosen.without.items() if why == "more than one pass"}
+    assert left == {"gpu_sm_busy_ratio", "gpu_l2_bytes_total"}
+    assert chosen.without["gpu_nvlink_received_bytes_total"] == "not on this chip"
+    assert len(chosen.metrics) == 8
+    dear = fit("full", {"gpu_tensor_busy_ratio": "dear"}, lambda names: 1)
+    assert TENSOR not in [metric.name for metric in dear.metrics]
+    assert dear.without == {"gpu_tensor_busy_ratio": "dear"}
+
+
+def test_a_library_without_pm_sampling_is_too_old() -> None:
+    """What is no CUPTI of 12.6 or newer says so at once."""
+    with pytest.raises(SourceUnsupported, match=r"came with CUPTI 12\.6"):
+        Cupti(Path("libc.so.6"))
