@@ -72,13 +72,6 @@ def control_socket(runtime: str | None) -> Path:
     return own
 
 
-def printable(text: str) -> str:
-    """Return text that can name a file; ValueError if it cannot be shown."""
-    if not text.isprintable():
-        raise ValueError(f"{text!r} is no path")
-    return text
-
-
 def open_regular(path: Path) -> BinaryIO:
     """Open a file that holds something: of a pipe or a device the end may never come.
 
