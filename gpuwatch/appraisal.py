@@ -5,6 +5,7 @@ were measured to give, else 0.60 and 0.45 of the data sheet. Siblings find what 
 card that is far from the median of the others on its node, by a robust z.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -30,7 +31,7 @@ MAD_TO_SIGMA = 1.4826
 SIGMA_FLOOR = 0.003  # of the median: what a card repeats to
 BASELINE_WARN, BASELINE_FAIL = 0.97, 0.92
 NOISY = 0.03
-LONGEST = 0.7  # of the time of a check, for one run: what hangs must be told before it is over
+LONGEST = 0.85  # of the time of a check, for one run: what hangs must be told before it is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def without_value(one: Result) -> Finding | None:
         case "aborted":
             step = "run it again when the GPUs are idle"
             return Finding(**what, verdict="UNKNOWN", cause="busy", next_step=step)
-        case "failed" if one.detail.endswith(("in phase start", "in phase import")):
-            step = "run it again, now that torch is in memory; else put it on a faster disk"
+        case "failed" if re.search("^not done|^hangs: .* phase (start|import)$", one.detail):
+            step = f"run it again, now that torch is in memory: --only {one.canary}, with --deep"
             return Finding(**what, verdict="UNKNOWN", cause="host", next_step=step)
         case "failed":
             step = "look at the kernel log for Xid errors, reset the GPU, run it again"

@@ -222,7 +222,7 @@ def test_what_gives_no_value(tried):
 
 def test_a_gpu_that_hangs_is_named_in_time(tried, monkeypatch):
     """The others are told of before the check's own time is over."""
-    monkeypatch.setattr(Memory, "bound_seconds", lambda *_: 4.0)
+    monkeypatch.setattr(Memory, "bound_seconds", lambda *_: 7.0)
     tried.change(memory_1={"text": "say(phase='measure', rank=0); time.sleep(100)"})
     found = tried.found("memory")
     assert [(one.entity, one.verdict) for one in found] == [("gpu1", "FAIL"), ("gpu0", "PASS")]

@@ -37,7 +37,7 @@ class Allreduce:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 90.0 if deep else 16.0 + gpus / 2
+        return 90.0 if deep else 20.0 + gpus / 2
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Run it once; judge 256 MiB, draw the rest."""

@@ -19,7 +19,7 @@ class Integrity:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 60.0 if deep else 12.0 + gpus / 2
+        return 60.0 if deep else 18.0 + gpus / 2
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Compute once: each result is compared ten times."""

@@ -19,7 +19,7 @@ class Memory:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 30.0 + 4 * gpus if deep else 10.0 + gpus / 2
+        return 30.0 + 4 * gpus if deep else 12.0 + gpus / 2
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try all GPUs at once: that is how they are used."""

@@ -24,13 +24,13 @@ class Startup:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs; torch is read from disk for once."""
-        return 20.0 + 5 * gpus if deep else 4.0 + 2 * gpus
+        return 20.0 + 5 * gpus if deep else 6.0 + 1.5 * gpus
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
-        """Try one GPU after the other, or two at once if there is no time."""
+        """Try one GPU after the other, or four at once if there is no time."""
         with node.session() as session:
             longest = DEEP_SECONDS if node.deep else QUICK_SECONDS
-            at_once = 1 if node.deep else 2
+            at_once = 1 if node.deep else 4
             results = list(session.run(self.name, at_once=at_once, longest_seconds=longest))
         yield from usable(results)
         for one in results:

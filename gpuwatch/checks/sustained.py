@@ -16,7 +16,7 @@ from gpuwatch.session import Result
 from gpuwatch.slowness import BRAKE, HEAT, throttled
 from gpuwatch.verify import Facts, Finding, Node, Verdict
 
-QUICK_SECONDS, DEEP_SECONDS = 20.0, 330.0
+QUICK_SECONDS, DEEP_SECONDS = 15.0, 330.0
 END_SECONDS = 60.0  # the first and the last of a long run are compared, thirds of a short one
 USUAL = 0.92  # of what a burst gives: an H100 SXM's 730 of 794 TFLOPS, by gpu-fryer
 DROP_WARN, DROP_FAIL = 0.05, 0.10
@@ -92,7 +92,7 @@ class Course:
 
 
 class Sustained:
-    """Matrix multiplication on all GPUs at once, for 20 seconds or for minutes."""
+    """Matrix multiplication on all GPUs at once, for 15 seconds or for minutes."""
 
     name = "sustained"
     help = "speed, heat, power and clocks with all GPUs under load, for minutes if there is time"
