@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import commands, network_signals, rules, sources
+from gpuwatch import checks, commands, network_signals, rules, sources
 from gpuwatch.exposition import FAMILIES, NAMESPACE
 from gpuwatch.rule import Rule
 from gpuwatch.signals import BASE_UNITS, Kind, Signal
@@ -89,6 +89,14 @@ def test_every_command_is_in_the_list():
     # The part of a command that has a file of its own begins with the command's name.
     found = {module.__name__ for module in modules("commands")}
     assert {name for name in found if name.partition("_")[0] not in listed} == set()
+
+
+def test_every_check_is_in_the_list():
+    """A check that is not in CHECKS would never be made; each is called as its file, and told."""
+    names = [check.name for check in checks.CHECKS]
+    assert sorted(names) == [path.stem for path in sorted((PACKAGE / "checks").glob("[!_]*.py"))]
+    text = (ROOT / "docs/verify.md").read_text()
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_signal_names_are_unique():
