@@ -187,7 +187,7 @@ def test_a_process_that_outlives_its_kill_stops_all(host):
         count = len(results(running))
         host.interpreter(f"MORE = {{}}\n{MEASURES}")
         closed = running.status()["ticks_closed"]
-        wait_for(lambda: running.status()["ticks_closed"] > closed + 12)
+        wait_for(lambda: running.status()["ticks_closed"] > closed + 6)
         assert len(results(running)) == count
         os.kill(left, signal.SIGKILL)
         wait_for(lambda: "is gone" in running.log())
