@@ -246,6 +246,8 @@ def _temperature(gpu: Any) -> dict[str, Any]:
 def _reasons(gpu: Any) -> list[str] | None:
     """Return what holds the clocks down now."""
     bits = _ask(gpu, "CurrentClocksEventReasons")
+    if bits is None:  # it was called so before driver 535
+        bits = _ask(gpu, "CurrentClocksThrottleReasons")
     return None if bits is None else [name for bit, name in REASONS if bits >> bit & 1]
 
 

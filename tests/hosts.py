@@ -187,6 +187,27 @@ def eight_a100(directory: Path, **changes: Any) -> Host:
     return made
 
 
+def old_driver(directory: Path) -> Host:
+    """Show eight A100 under a driver that lacks what came later."""
+    made = eight_a100(directory)
+    for function in (
+        "CurrentClocksEventReasons",
+        "GpuFabricInfo",
+        "GspFirmwareVersion",
+        "GpuMaxPcieLinkGeneration",
+        "MemoryInfo_v2",
+        "MarginTemperature",
+        "RowRemapperHistogram",
+        "NvLinkRemoteDeviceType",
+    ):
+        made.say(f"nvmlDeviceGet{function}", "FUNCTION_NOT_FOUND")
+    for name in ("GET_GPU_RECOVERY_ACTION", "NVLINK_ERROR_DL_REPLAY", "NVLINK_ERROR_DL_CRC"):
+        made.say(f"field {name}", "NOT_SUPPORTED")
+    for link in range(12):
+        made.say(f"field NVLINK_GET_SPEED:{link}", "NOT_SUPPORTED")
+    return made
+
+
 def two_h200(directory: Path) -> Host:
     """Show two H200 in a virtual machine, as they told of themselves (driver 580, 2026)."""
     made = host(

@@ -17,6 +17,7 @@ from hosts import (
     grace_hopper,
     host,
     memory,
+    old_driver,
     power,
     two_4090,
     two_h200,
@@ -244,6 +245,7 @@ HOSTS: dict[Callable[[Path], Host], set[tuple[str, ...]]] = {
     a100_pcie: set(),
     two_4090: set(),
     grace_hopper: set(),
+    old_driver: set(),
     without_sys: set(),
     nvlink_off: every(8, "FAIL", "nvlink", "links", "link") | SXM_WITHOUT_LINKS,
     narrow_slot: {("FAIL", "pcie_link", "gpu1", "lanes", "link")},
@@ -581,7 +583,9 @@ def test_direct_links(tmp_path, monkeypatch):
     gpus = copy.deepcopy(list(node.gpus))
     for link in gpus[0]["nvlinks"][:4]:  # to GPU 1
         link["up"] = False
-    found = next(iter(topology.CHECK.run(replace(node, gpus=gpus))))
+    pairs = copy.deepcopy(list(node.pairs))
+    pairs[0]["peer"]["nvlink"] = "not_supported"
+    found = next(iter(topology.CHECK.run(replace(node, gpus=gpus, pairs=pairs))))
     assert (found.verdict, found.value) == ("FAIL", "5x NV4, 1x SYS")
     assert "gpu0-gpu1 reach each other by SYS" in found.reason
 

@@ -63,11 +63,12 @@ def linked(one: Facts, other: Facts, pair: Facts) -> int | None:
         return min(known) and min(switched)
     address = _short(text(other, "pci_bus_id"))
     links = [link for link in tables(one, "nvlinks") or () if flag(link, "up")]
-    ends = [_short(text(link, "remote_pci_bus_id")) for link in links]
-    if all(ends):
-        return sum(end == address for end in ends)
-    # A virtual machine may hide where links lead, while the driver knows that they join the two.
-    return min(known) if text(pair, "peer", "nvlink") == "ok" else None
+    direct = sum(_short(text(link, "remote_pci_bus_id")) == address != "" for link in links)
+    # An old driver, or a virtual machine, hides where links lead, but knows that they join the two.
+    peer = text(pair, "peer", "nvlink")
+    if direct or peer is None:
+        return direct or None
+    return min(known) if peer == "ok" else 0
 
 
 def _to(gpu: Facts, end: str) -> int:
