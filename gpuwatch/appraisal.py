@@ -5,11 +5,12 @@ were measured to give, else 0.60 and 0.45 of the data sheet. Siblings find what 
 card that is far from the median of the others on its node, by a robust z.
 """
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from time import localtime, strftime
 from typing import Any
 
 from gpuwatch.canaries import CANARIES
@@ -31,6 +32,7 @@ MAD_TO_SIGMA = 1.4826
 SIGMA_FLOOR = 0.003  # of the median: what a card repeats to
 BASELINE_WARN, BASELINE_FAIL = 0.97, 0.92
 NOISY = 0.03
+AGAIN = 1.5  # times what a run took: the one that is tried again may take that
 LONGEST = 0.85  # of the time of a check, for one run: what hangs must be told before it is over
 
 
@@ -81,22 +83,28 @@ def measured(
     node: Node,
     name: str,
     at_once: int,
+    seconds: float,
     longest_seconds: float,
     more: Callable[[Node, Sequence[Result]], Iterable[Finding]] | None = None,
 ) -> Iterator[Finding | CanaryReading]:
     """Run a canary on all GPUs, so many at once; yield its readings, and findings about them.
 
-    Of those that are slow the first, or each of them if there is time, is tried again, alone. A run
-    that takes `longest_seconds` has failed, so that the others are told of in time.
-    `more` are findings about the same results.
+    Of those that are slow the first, in a deep examination each, is tried again, alone, if that
+    fits into the `seconds` that there are. A run that takes `longest_seconds` has failed, so that
+    the others are told of in time. `more` are findings about the same results.
     """
+    began = time.monotonic()
     with node.session() as session:
+        start = time.monotonic()
         results = list(session.run(name, at_once=at_once, longest_seconds=longest_seconds))
         yield from usable(results)
+        of_a_run = (time.monotonic() - start) / math.ceil(max(1, len(node.gpus)) / at_once)
         findings = list(appraised(node, results))
         slow = {one.entity for one in findings if one.verdict in ("WARN", "FAIL") and one.value}
         numbers = [one.gpu for one in results if one.gpu is not None and entity(one.gpu) in slow]
         for number in sorted(set(numbers))[: None if node.deep else 1]:
+            if time.monotonic() + AGAIN * of_a_run > began + seconds:
+                break
             others = [one for one in results if one.gpu != number]
             again = list(session.run(name, only=[number], longest_seconds=longest_seconds))
             second = {
@@ -120,7 +128,9 @@ def _both(first: Finding, second: Finding) -> Finding:
         return first
     if second.verdict == "PASS":
         value = written(first.name, second.value) if isinstance(second.value, float) else "enough"
-        return replace(first, verdict="WARN", reason=f"{first.reason}; alone it gives {value}")
+        return replace(
+            first, verdict="WARN", reason=f"{first.reason}; tried again, alone, it gives {value}"
+        )
     return replace(second, reason=f"{second.reason}, twice")
 
 
@@ -212,7 +222,7 @@ def opinions(
         same = standing.entity == reading.entity and standing.shape == reading.shape
         if same and standing.current and standing.baseline:
             ratio = reading.value / standing.baseline
-            day = strftime("%Y-%m-%d", localtime(standing.newest))
+            day = time.strftime("%Y-%m-%d", time.localtime(standing.newest))
             verdict = _by_floor(ratio, BASELINE_WARN, BASELINE_FAIL)
             said.append(Opinion(verdict, standing.baseline, f"baseline of {day}"))
     return said

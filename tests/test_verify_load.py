@@ -134,7 +134,7 @@ before.touch()
     tried.change(memory_1={"text": text})
     (one,) = tried.bad("memory")
     assert (one.entity, one.verdict) == ("gpu1", "WARN")
-    assert one.reason.endswith("alone it gives 2970 GB/s")
+    assert one.reason.endswith("tried again, alone, it gives 2970 GB/s")
 
 
 def test_a_narrow_link_is_told_from_a_slow_host(tried):

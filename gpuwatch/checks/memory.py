@@ -24,5 +24,5 @@ class Memory:
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try all GPUs at once: that is how they are used."""
         gpus = len(node.gpus)
-        longest = LONGEST * self.bound_seconds(gpus, node.deep)
-        yield from measured(node, self.name, at_once=gpus, longest_seconds=longest)
+        seconds = self.bound_seconds(gpus, node.deep)
+        yield from measured(node, self.name, gpus, seconds, LONGEST * seconds)

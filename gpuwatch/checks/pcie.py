@@ -28,13 +28,14 @@ class Pcie:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 20.0 + 10 * gpus if deep else 10.0 + 2.25 * gpus
+        return 20.0 + 10 * gpus if deep else 14.0 + 1.75 * gpus
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try GPUs alone, or two at once that are far from each other."""
         at_once = 1 if node.deep or len(node.gpus) <= FEW else 2
+        seconds = self.bound_seconds(len(node.gpus), node.deep)
         longest = DEEP_SECONDS if node.deep else QUICK_SECONDS
-        yield from measured(node, self.name, at_once, longest, more=links)
+        yield from measured(node, self.name, at_once, seconds, longest, more=links)
 
 
 def links(node: Node, results: Sequence[Result]) -> Iterator[Finding]:

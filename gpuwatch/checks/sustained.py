@@ -102,7 +102,7 @@ class Sustained:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return DEEP_SECONDS + 40.0 if deep else QUICK_SECONDS + 6.0 + gpus
+        return DEEP_SECONDS + 40.0 if deep else QUICK_SECONDS + 12.0 + gpus / 2
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Load all of them, and judge speed, steadiness, heat and what held the clocks down."""
