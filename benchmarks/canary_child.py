@@ -27,6 +27,7 @@ SETTINGS = {
     "bursts": 10,
     "burst_seconds": 0.02,
     "warm_seconds": 0.2,
+    "rest_seconds": 0.4,
 }
 
 
@@ -80,10 +81,11 @@ def timed(statement: str, **names: Any) -> float:
     return float(timer.timeit(count).mean)
 
 
-def paced(launch: Callable[[], object], seconds: float) -> float:
-    """Return the seconds of a launch by the host's clock, with the canary's pauses between bursts.
+def paced(launch: Callable[[], object], pause: float) -> float:
+    """Return the seconds of a launch by the host's clock, at the same time of a load as the canary.
 
-    Those at the end of so many seconds count: under a power limit the clock depends on both.
+    Under a power limit the clock depends on how long the load has lasted. So there is a pause
+    before, and what counts are ten bursts, 0.3 s later.
     """
 
     def burst(count: int) -> float:
@@ -95,18 +97,15 @@ def paced(launch: Callable[[], object], seconds: float) -> float:
         return (time.perf_counter() - start) / count
 
     burst(1)
-    count = max(1, int(SETTINGS["burst_seconds"] / burst(20)))
-    took, end = [], time.monotonic() + seconds
-    while time.monotonic() < end or not took:
-        took.append(burst(count))
-    return statistics.median(took[-10:])
+    time.sleep(pause)
+    count, end = max(1, int(SETTINGS["burst_seconds"] / burst(5))), time.monotonic() + 0.3
+    while time.monotonic() < end:
+        burst(count)
+    return statistics.median(burst(count) for _ in range(10))
 
 
 def reference(told: dict[str, Any]) -> dict[str, Any]:
-    """Return the canary's figures and those of other timers, in turn.
-
-    That of matmul has the same bursts; without a pause ("unbroken") it is another figure.
-    """
+    """Return the canary's figures and those of other timers, in turn; matmul for seconds, too."""
     device = place(told)
     sizes = {name: one.sizes["tiny" if told["cpu"] else "full"] for name, one in CANARIES.items()}
     edge = sizes["matmul"]
@@ -135,9 +134,10 @@ def reference(told: dict[str, Any]) -> dict[str, Any]:
                 note(mine, f"{name} {one.get('direction', '')}".strip(), one["value"])
             if name == "matmul":
                 launch = functools.partial(torch.matmul, left, right, out=out)
-                note(theirs, "matmul", 2 * edge**3 / paced(launch, told["seconds"]))
-                seconds = timed("torch.matmul(a, b, out=c)", a=left, b=right, c=out)
-                note(sustained, "matmul", 2 * edge**3 / seconds)
+                note(theirs, "matmul", 2 * edge**3 / paced(launch, told["pause"]))
+                timer = Timer("f()", globals={"f": launch})
+                count = max(1, int(told["seconds"] / timer.timeit(20).mean))
+                note(sustained, "matmul", 2 * edge**3 / timer.timeit(count).mean)
             elif name == "memory":
                 seconds = timed("b.copy_(a)", a=source, b=target)
                 note(theirs, "memory", 2 * sizes["memory"] / seconds)
@@ -145,18 +145,24 @@ def reference(told: dict[str, Any]) -> dict[str, Any]:
                 copy = "b.copy_(a, non_blocking=True)"
                 note(theirs, "pcie to_gpu", sizes["pcie"] / timed(copy, a=host, b=there))
                 note(theirs, "pcie from_gpu", sizes["pcie"] / timed(copy, a=there, b=host))
-    found = {"canary": mine, "benchmark": theirs, "unbroken": sustained}
+    found = {"canary": mine, "benchmark": theirs, "sustained": sustained}
     return {**found, **({} if told["cpu"] else fp8(left, right))}
 
 
 def fp8(left: Any, right: Any) -> dict[str, Any]:
     """Return operations per second of fp8 with sums of full and of less precision."""
     eighths, one = torch.float8_e4m3fn, torch.ones((), device=left.device)
-    a, b = left.to(eighths), right.to(eighths).t()
-    call = "torch._scaled_mm(a, b, scale_a=s, scale_b=s, out_dtype=torch.bfloat16{})"
+    call = functools.partial(
+        torch._scaled_mm,
+        left.to(eighths),
+        right.to(eighths).t(),
+        scale_a=one,
+        scale_b=one,
+        out_dtype=torch.bfloat16,
+    )
     return {
-        f"fp8 {name}": 2 * len(left) ** 3 / timed(call.format(more), a=a, b=b, s=one)
-        for name, more in (("exact sums", ""), ("fast sums", ", use_fast_accum=True"))
+        f"fp8 {name}": 2 * len(left) ** 3 / paced(functools.partial(call, use_fast_accum=fast), 1.0)
+        for name, fast in (("exact sums", False), ("fast sums", True))
     }
 
 

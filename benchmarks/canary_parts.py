@@ -303,7 +303,8 @@ def looks(bench: Bench) -> dict[str, Any]:
 def reference(bench: Bench) -> dict[str, Any]:
     """Compare matmul, memory and PCIe with other timers, in turn."""
     bench.settle()
-    told = bench.asked("reference", rounds=3, seconds=0.1 if bench.cpu else 2.0)
+    lengths = {"seconds": 0.1, "pause": 0.1} if bench.cpu else {"seconds": 3.0, "pause": 1.0}
+    told = bench.asked("reference", rounds=3, **lengths)
     middles = [
         {name: statistics.median(values) for name, values in told[key].items()}
         for key in ("canary", "benchmark")

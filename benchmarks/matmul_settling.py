@@ -58,10 +58,10 @@ def watch(index: int) -> None:
 
 def bursts(worker: Worker, launch: Callable[[], object], seconds: float) -> Iterator[Any]:
     """Yield (end, seconds of a launch) of bursts, as the worker makes them."""
-    worker._burst(launch, 1)
+    worker.burst(launch, 1)
     count, end = worker.launches(launch), time.monotonic() + seconds
     while time.monotonic() < end:
-        took = worker._burst(launch, count) / count
+        took = worker.burst(launch, count) / count
         yield time.monotonic_ns(), took
 
 
@@ -70,7 +70,7 @@ def unbroken(worker: Worker, launch: Callable[[], object], seconds: float) -> It
     if not worker.on_gpu:
         yield from bursts(worker, launch, seconds)
         return
-    worker._burst(launch, 1)
+    worker.burst(launch, 1)
     count, end = worker.launches(launch), time.monotonic() + seconds
     events: collections.deque[Any] = collections.deque()
     while time.monotonic() < end:
@@ -91,7 +91,7 @@ def clocked(worker: Worker, launch: Callable[[], object], seconds: float) -> Ite
     for ended, took in bursts(worker, launch, seconds):
         hertz = None
         if worker.on_gpu:
-            spun = worker._burst(lambda: torch.cuda._sleep(SPIN_CYCLES), 1)
+            spun = worker.burst(lambda: torch.cuda._sleep(SPIN_CYCLES), 1)
             hertz = SPIN_CYCLES / spun
         yield ended, took, hertz
 

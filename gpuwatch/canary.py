@@ -98,6 +98,7 @@ class Task:
     bursts: int = 10
     burst_seconds: float = 0.02
     warm_seconds: float = 0.2
+    rest_seconds: float = 0.4
     seconds: float = 0.0
     sizes: Sequence[int] = ()
     longest_seconds: float = LONGEST_SECONDS
@@ -120,6 +121,7 @@ class Task:
             "bursts": self.bursts,
             "burst_seconds": self.burst_seconds,
             "warm_seconds": self.warm_seconds,
+            "rest_seconds": self.rest_seconds,
             "seconds": self.seconds,
             "sizes": list(self.sizes) or [self.size],
             "scratch": scratch,

@@ -33,6 +33,8 @@ JOIN_SECONDS = 60
 WARM_BURSTS = 5
 LEAST_BURSTS = 5
 MOST_LAUNCHES = 1000
+STEADY_RATIO = 0.01  # by which groups of bursts may differ
+REST_STEP_SECONDS = 0.01
 MEASURE_SECONDS = 1.0  # of bursts, unless they are too few
 ENVIRONMENT = "environment"  # the cause of what does not speak against the GPU
 # What CUDA and NCCL say of a machine that is not ready, and what to do.
@@ -83,7 +85,6 @@ class Worker:
         self.siblings: list[subprocess.Popen[bytes]] = []
         self._output = output
         self._told = False
-        self._warm = False
 
     def phase(self, name: str) -> None:
         """Say that the next part of the work begins; the parent gives each a deadline."""
@@ -125,24 +126,24 @@ class Worker:
     def measure(self, launch: Callable[[], object], count: int | None = None) -> dict[str, Any]:
         """Time a launch: `seconds`, the median over bursts, `spread`, and when that was.
 
-        A burst takes 20 ms at most, or one launch. Those while clocks still rise do not count, and
-        of the rest the first does not. `count` is launches in a burst, if ranks have agreed on it.
+        A burst takes 20 ms at most, or one launch. Those before the clock has settled do not count,
+        and of the rest the first does not. `count` is launches in a burst, if ranks agreed on it.
         """
         together = count is not None
         self.phase("warm_up")
         if count is None:
-            self._burst(launch, 1)
-            self._warm_up(launch)
+            self.burst(launch, 1)
             count = self.launches(launch)
+            self._settle(launch, count)
         else:  # all ranks make the same number of calls
             for _ in range(WARM_BURSTS):
-                self._burst(launch, count)
-        self._burst(launch, count)
+                self.burst(launch, count)
+        self.burst(launch, count)
         self.phase("measure")
         start = time.monotonic_ns()
         bursts: list[float] = []
         while len(bursts) < self.settings["bursts"]:
-            bursts.append(self._burst(launch, count) / count)
+            bursts.append(self.burst(launch, count) / count)
             late = time.monotonic_ns() - start > MEASURE_SECONDS * 1e9
             if late and len(bursts) >= LEAST_BURSTS and not together:
                 break
@@ -154,20 +155,38 @@ class Worker:
             "end_ns": time.monotonic_ns(),
         }
 
-    def _warm_up(self, launch: Callable[[], object]) -> None:
-        """Keep the device at work until its clocks have risen; less long once they had."""
-        seconds = self.settings["warm_seconds"] * (0.2 if self._warm else 1)
-        end = time.monotonic() + seconds
+    def _settle(self, launch: Callable[[], object], count: int) -> None:
+        """Keep the device at work until bursts take as long as those before.
+
+        For `warm_seconds` at least, so that what NVML says of the clock is of that time as well,
+        and for twice that at most.
+        """
+        least, start, before = self.settings["warm_seconds"], time.monotonic(), 0.0
+        while True:
+            group: list[float] = []
+            end = time.monotonic() + least / 2
+            while not group or time.monotonic() < end:
+                group.append(self.burst(launch, count))
+            lasted, took = time.monotonic() - start, statistics.median(group)
+            steady = abs(before / took - 1) < STEADY_RATIO
+            if lasted >= 2 * least or (steady and lasted >= least):
+                return
+            before = took
+
+    def rest(self) -> None:
+        """Leave the device alone, so that what it was given before is no longer felt."""
+        end = time.monotonic() + (self.settings["rest_seconds"] if self.on_gpu else 0)
         while time.monotonic() < end:
-            self._burst(launch, self.launches(launch))
-        self._warm = True
+            if self.stopping:
+                raise Stopped
+            time.sleep(REST_STEP_SECONDS)
 
     def launches(self, launch: Callable[[], object]) -> int:
         """Return how many launches a burst has."""
-        seconds = self._burst(launch, 1)
+        seconds = self.burst(launch, 1)
         return max(1, min(MOST_LAUNCHES, int(self.settings["burst_seconds"] / max(seconds, 1e-6))))
 
-    def _burst(self, launch: Callable[[], object], count: int) -> float:
+    def burst(self, launch: Callable[[], object], count: int) -> float:
         """Return the seconds that some launches take on the device."""
         if self.stopping:
             raise Stopped
@@ -183,14 +202,6 @@ class Worker:
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
-
-    def last(self, launch: Callable[[], object], seconds: float) -> float:
-        """Keep the device at work for some seconds; return those that a launch took."""
-        count, done, busy = self.launches(launch), 0, 0.0
-        while not done or busy < seconds:
-            busy += self._burst(launch, count)
-            done += count
-        return busy / done
 
     def canary(self, name: str) -> Any:
         """Return the module of a canary; whoever runs this has no package `gpuwatch`."""

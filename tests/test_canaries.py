@@ -23,7 +23,8 @@ from gpuwatch.canary_worker import Worker
 
 def told(name, size, **more):
     reader, writer = os.pipe()
-    task = Task(canary=name, size=size, bursts=5, burst_seconds=1e-3, warm_seconds=0, **more)
+    short = {"burst_seconds": 1e-3, "warm_seconds": 0, "rest_seconds": 0}
+    task = Task(canary=name, size=size, bursts=5, **short, **more)
     worker = Worker({**task.settings("/nowhere"), "context_ns": (0, 5_000_000)}, writer)
     worker.torch, worker.device = torch, torch.device("cpu")
     importlib.import_module(f"gpuwatch.canaries.{name}").run(worker)

@@ -3,6 +3,11 @@
 Numbers are normally distributed: zeros and small integers switch fewer transistors, draw less power
 and come out up to 15 % faster (thonking.ai, "Strangely, matrix multiplications ... run faster when
 given predictable data"). Of fp32 the tensor cores are kept out, of tf32 not.
+
+Under its power limit an H200 holds the clock at one level from 0.15 to 0.7 s after the start of a
+load. Then the mean of a second has reached the limit too: the clock falls by another tenth, and
+goes up and down for seconds. So every dtype begins on a GPU that has rested, and is over by then
+(docs/measurements.md).
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ def run(worker: Worker) -> None:
         for generator in [worker.generator()]
         for _ in range(2)
     ]
-    for dtype in dtypes(worker):
+    for number, dtype in enumerate(dtypes(worker)):
+        if number:
+            worker.rest()
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         if worker.on_gpu:  # torch keeps what the last dtype took, and sizes differ
             torch.cuda.empty_cache()

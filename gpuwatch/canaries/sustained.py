@@ -6,7 +6,7 @@ A card that is well cooled and fed does in the last minute what it did in the fi
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable  # noqa: UP035 - also in a Python that is older
 
 if TYPE_CHECKING:
     from gpuwatch.canary_worker import Worker
@@ -29,12 +29,21 @@ def run(worker: Worker) -> None:
     launch = matmul.multiplication(torch, dtype, *numbers)
     del numbers
     worker.phase("warm_up")
-    worker.last(launch, worker.settings["warm_seconds"])
+    last(worker, launch, worker.settings["warm_seconds"])
     wanted = worker.settings["seconds"]
     slice_seconds = max(wanted / SLICES, LEAST_SECONDS)
     for _ in range(max(1, round(wanted / slice_seconds))):
         worker.phase("measure")
         start = time.monotonic_ns()
-        value = 2 * size**3 / worker.last(launch, slice_seconds)
+        value = 2 * size**3 / last(worker, launch, slice_seconds)
         end = time.monotonic_ns()
         worker.tell(size=size, dtype=dtype, value=value, start_ns=start, end_ns=end)
+
+
+def last(worker: Worker, launch: Callable[[], object], seconds: float) -> float:
+    """Keep the device at work for some seconds; return those that a launch took."""
+    count, done, busy = worker.launches(launch), 0, 0.0
+    while not done or busy < seconds:
+        busy += worker.burst(launch, count)
+        done += count
+    return busy / done
