@@ -278,9 +278,14 @@ class Sampler:
         self.states[source] = {"state": "on" if scale else "off", "reason": ""}
         self._set_periods()
 
-    def _set_periods(self) -> None:
+    def _set_periods(self) -> float:
+        """Have all go on at their scales; return the largest that the budget's has led to."""
+        largest = self._budget_scale
         for task in self.tasks:
-            task.scale(self.scales[task.source] * self._budget_scale)
+            asked = self.scales[task.source]
+            slowed = task.scale(asked * self._budget_scale)
+            largest = max(largest, slowed / asked if asked else 0.0)
+        return largest
 
     def _tell(self, server: Server) -> None:
         """Send new events, and the state when it changed, to each connection that asked."""
@@ -313,8 +318,11 @@ class Sampler:
         self._budget_ns, self._cpu_seconds = now, cpu
         scale = self._budget.scale(self._budget_scale, share)
         if scale != self._budget_scale and any(self.scales.values()):
+            slower = scale > self._budget_scale
             self._budget_scale = scale
-            self._set_periods()
+            slowest = self._set_periods()
+            if slower:  # what it uses from now on is of these steps
+                self._budget_scale = scale = slowest
             detail = f"{self.duty} used {share:.1%} of a core: periods x{scale:g} from now"
             self.events.add(Event(now, HOST, "sampling_budget", detail))
 

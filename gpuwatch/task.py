@@ -31,15 +31,21 @@ class Task:
         """Return the task of a group at its own pace."""
         return cls(source, group, writer, group.delivery_ns if group.drain else group.period_ns)
 
-    def scale(self, scale: float) -> None:
-        """Read less often, not at all if `scale` is 0; have hardware that samples do so."""
+    def scale(self, scale: float) -> float:
+        """Read so many times more rarely, or not at all; return the scale that came of it.
+
+        Hardware that samples by itself does so in coarser steps.
+        """
         group = self.group
         if group.pace is not None:
-            self.writer.set_period(group.pace(scale))
-        elif scale:
+            period_ns = group.pace(scale)
+            self.writer.set_period(period_ns)
+            return period_ns / group.period_ns
+        if scale:
             self.period_ns = int((group.delivery_ns if group.drain else group.period_ns) * scale)
             if group.drain is None:
                 self.writer.set_period(self.period_ns)
+        return scale
 
     def drain(self, now_ns: int) -> None:
         """Write what the hardware has sampled by itself since the last time.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupti import INSUFFICIENT_PRIVILEGES, UNKNOWN, Fake
+from fake_cupti import INSUFFICIENT_PRIVILEGES, MIG, UNKNOWN, Fake
 from fake_nvml import environment
 from node import Node, address_of, quiet
 from running import Running, wait_for
@@ -23,10 +23,15 @@ from gpuwatch.cupti_library import Library, choose, toolkits, wheels
 from gpuwatch.errors import SourceUnsupported
 from gpuwatch.pm_metrics import METRICS
 from gpuwatch.pm_metrics import choose as fit
+from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingReader
+from gpuwatch.source import Context, Opened
+from gpuwatch.sources.pm import Pm
 from gpuwatch.summation import row_dtype
 
 MS = 1_000_000
+GPU = "0000:1b:00.0"
+AVAILABLE = "cuptiPmSamplingGetCounterAvailability"
 TENSOR = next(metric.name for metric in METRICS if "tensor" in metric.column)
 # Made by a C program from the headers' own *_STRUCT_SIZE macros: 13.0.85, and the same in 12.8.90
 # and 13.5.25 but for what they appended. 12.6.80 has 60 for SetConfig.
@@ -212,30 +217,6 @@ def test_a_killed_sampler_is_followed_by_another(sampled: Sampled) -> None:
     assert sampled.fake.held(0)
 
 
-def test_all_taken_is_unavailable(sampled: Sampled) -> None:
-    """While no GPU can be sampled the source is unavailable, and says why."""
-    sampled.anew(f"result cuptiPmSamplingStart {UNKNOWN}")
-    wait_for(lambda: sampled.state()[0] == "unavailable")
-    assert "cuptiPmSamplingStart unknown" in sampled.state()[1]
-    assert not sampled.fake.held(0)
-
-
-def test_a_refusal_names_the_fix(sampled: Sampled) -> None:
-    """Without the privilege nothing is sampled, and what to do is told."""
-    call = "cuptiPmSamplingGetCounterAvailability"
-    sampled.anew(f"result {call} {INSUFFICIENT_PRIVILEGES}")
-    wait_for(lambda: sampled.state()[0] == "unsupported")
-    assert "CAP_SYS_ADMIN" in sampled.state()[1]
-    assert sampled.running.value("gpuwatch_gpu_up", 'gpu="0"') == 1
-
-
-def test_a_newer_library_is_not_used(sampled: Sampled) -> None:
-    """CUPTI newer than the driver crashed, so it is refused before that."""
-    sampled.anew("api 130400", "crash cuptiPmSamplingEnable")
-    wait_for(lambda: sampled.state()[0] == "unsupported")
-    assert "13.4 does not fit a driver for CUDA 13.0" in sampled.state()[1]
-
-
 def test_a_library_that_crashes_ends_its_child_alone(sampled: Sampled) -> None:
     """The endpoint and the other samplers go on, and sampling begins once it no longer does."""
     sampled.anew("crash load")
@@ -248,24 +229,6 @@ def test_a_library_that_crashes_ends_its_child_alone(sampled: Sampled) -> None:
     assert sampled.running.value("gpuwatch_gpu_up", 'gpu="0"') == 1
     sampled.fake.heal()
     wait_for(sampled.live)
-
-
-def test_what_a_chip_has_not_is_left_out(sampled: Sampled) -> None:
-    """Columns of metrics that it lacks, or that do not fit into one pass, are not there."""
-    sampled.anew(
-        "absent nvlrx__bytes.sum",
-        "absent nvltx__bytes.sum",
-        "passes gr__cycles_active.avg.pct_of_peak_sustained_elapsed 2",
-    )
-    wait_for(lambda: sampled.live() and len(sampled.columns(0)) == 5)
-    assert not [name for name in sampled.columns(0) if "nvlink" in name or "graphics" in name]
-    why = ("not on this chip", "more than one pass")
-
-    def told() -> bool:
-        details = [event["detail"] for event in sampled.running.events("pm_mode")]
-        return any(all(part in detail for part in why) for detail in details)
-
-    wait_for(told)
 
 
 def test_the_interval_is_changed_and_sampling_turned_off(sampled: Sampled) -> None:
@@ -281,17 +244,6 @@ def test_the_interval_is_changed_and_sampling_turned_off(sampled: Sampled) -> No
     wait_for(lambda: not sampled.fake.held(0) and not sampled.fake.held(1))
     scale(1)
     wait_for(lambda: set(np.diff(sampled.rows(0)["time_ns"][-5:])) <= {MS - 1, MS, MS + 1})
-
-
-def test_the_full_set_comes_with_a_reload(sampled: Sampled) -> None:
-    """`set = "full"` adds SMs, tensor cores and the L2 cache."""
-    sampled.reload('set = "full"\n')
-    wait_for(lambda: len(sampled.columns(1)) == 11 and sampled.live(1))
-    names = sampled.columns(1)
-    place = names.index("gpu_tensor_busy_ratio") - 7
-    assert sampled.rows(1)["gauges"][-1][place] == 0.5
-    sampled.reload()
-    wait_for(lambda: len(sampled.columns(1)) == 8 and sampled.live(1))
 
 
 def test_check_says_what_would_be_sampled(sampled: Sampled, tmp_path: Path) -> None:
@@ -313,17 +265,110 @@ def test_check_says_what_would_be_sampled(sampled: Sampled, tmp_path: Path) -> N
     assert any("7 metrics every 1 ms with CUPTI 13.0; without gpu_nvlink" in line for line in lines)
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    """Return the fake of one GPU."""
+    return Fake(tmp_path_factory.mktemp("single"), [GPU])
+
+
+@pytest.fixture
+def alone(single: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the fake, and a function that opens the source in this process."""
+    fake = single
+    fake.heal()
+    monkeypatch.setenv("FAKE_CUPTI_SCRIPT", str(fake.script))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    ctypes.CDLL(str(fake.directory / "libcuda.so.1"))  # found by its name from now on
+    sources = []
+
+    def opened(**keys: str) -> tuple[Pm, Opened]:
+        settings = {"set": "default", "interval": "1ms", "library": str(fake.library), **keys}
+        context = Context({"config": {"pm": settings}}, Pulse.create(1), tmp_path, known=(GPU,))
+        source = Pm()
+        found = source.open(context)
+        sources.append(source)
+        return source, found
+
+    yield fake, opened
+    for source in sources:
+        source.close()
+
+
+def test_all_taken_is_unavailable(alone: Any) -> None:
+    """While no GPU can be sampled there is no group, but a reason; nothing is held."""
+    fake, opened = alone
+    fake.say(f"result cuptiPmSamplingStart {UNKNOWN}")
+    source, found = opened()
+    assert found.groups == ()
+    assert "may have the counters: cuptiPmSamplingStart unknown" in found.reason
+    assert not fake.held()
+    fake.heal()
+    assert source.housekeep(time.monotonic_ns()) is None
+    again = source.housekeep(time.monotonic_ns() + 11 * 10**9)
+    assert again is not None
+    assert (len(again.groups), again.reason) == (1, "")
+    assert fake.held()
+
+
+@pytest.mark.parametrize(
+    ("lines", "fix"),
+    [
+        ((f"result {AVAILABLE} {INSUFFICIENT_PRIVILEGES}",), "give CAP_SYS_ADMIN"),
+        ((f"result {AVAILABLE} {MIG}",), "while MIG is on"),
+        (("chip GA100",), "GA100 cannot sample by time"),
+        (("driver 12020",), "knows CUDA 12.2: update it"),
+        (("api 130400", "crash cuptiPmSamplingEnable"), "13.4 does not fit a driver for CUDA 13.0"),
+        (("api 24",), "12.6 does not fit a driver for CUDA 13.0"),
+    ],
+)
+def test_a_refusal_names_the_fix(alone: Any, lines: tuple[str, ...], fix: str) -> None:
+    """What stays until somebody changes it is unsupported, and says what to change."""
+    fake, opened = alone
+    fake.say(*lines)
+    with pytest.raises(SourceUnsupported) as fault:
+        opened(library="" if "update" in fix else str(fake.library))
+    assert fix in str(fault.value)
+    assert not fake.held()
+
+
+def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:
+    """Columns of metrics that it lacks, or that do not fit into one pass, are not there."""
+    fake, opened = alone
+    fake.say(
+        "absent nvlrx__bytes.sum",
+        "absent nvltx__bytes.sum",
+        "passes gr__cycles_active.avg.pct_of_peak_sustained_elapsed 2",
+    )
+    source, found = opened()
+    names = [column.name for column in found.groups[0].columns]
+    assert len(names) == 5
+    assert not [name for name in names if "nvlink" in name or "graphics" in name]
+    (event,) = source.findings.events
+    assert event.name == "pm_mode"
+    for name, why in (
+        ("gpu_nvlink_received_bytes_total", "not on this chip"),
+        ("gpu_graphics_busy_ratio", "more than one pass"),
+    ):
+        assert f"without {name}: {why}" in event.detail
+
+
+def test_the_full_set_has_tensor_cores(alone: Any) -> None:
+    """`set = "full"` adds SMs, tensor cores and the L2 cache, in bytes."""
+    fake, opened = alone
+    fake.say("driver 12060", "api 24")  # which knows no append mode
+    _, found = opened(set="full")
+    (group,) = found.groups
+    rows = wait_for(lambda: group.rows(0))
+    cells = dict(zip([column.name for column in group.columns], rows[0][1], strict=True))
+    assert cells["gpu_tensor_busy_ratio"] == cells["gpu_sm_busy_ratio"] == 0.5
+    assert cells["gpu_l2_bytes_total"] == pytest.approx(32 * 1e11 * 0.001, rel=0.01)
+
+
 def test_structs_are_as_the_headers_say() -> None:
     """A size that is not the header's is refused by the library, or worse."""
     assert {name: size_of(struct_of(name)) for name in FIELDS} == SIZES
     padded = struct_of("cuptiPmSamplingDecodeData")
     assert ctypes.sizeof(padded) == 48
-
-
-def test_an_older_library_gets_the_older_struct(tmp_path: Path, sampled: Sampled) -> None:
-    """CUPTI 12.6 knows no append mode."""
-    sampled.anew("driver 12060", "api 24")
-    wait_for(lambda: sampled.live() and "CUPTI 12.6" in str(sampled.running.events("pm_mode")))
 
 
 def test_the_newest_library_that_is_not_newer_is_chosen(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Rings of one sampler: made and ended, and never so many that they fill memory."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from gpuwatch import task
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.ring import RingReader
 from gpuwatch.signals import Column, Entity, Kind, Signal
 from gpuwatch.source import Group
 from gpuwatch.task import Rings
@@ -26,6 +28,26 @@ def flap(rings, times, now_ns=BASE):
     """Have a group's columns change so many times at once."""
     for _ in range(times):
         rings.end(rings.task("gpm", GROUP), now_ns)
+
+
+def test_hardware_samples_in_its_own_steps(rings):
+    """It is told how much more rarely to sample; what it makes of that is the ring's period."""
+    told = []
+
+    def pace(scale):
+        told.append(scale)
+        return 10 * SECOND_NS if scale > 1 else SECOND_NS
+
+    group = replace(GROUP, read=None, drain=list, delivery_ns=SECOND_NS // 2, pace=pace)
+    sampled = rings.task("pm", group)
+    assert [sampled.scale(scale) for scale in (1.5, 1, 0)] == [10, 1, 1]
+    assert told == [1.5, 1, 0]
+    assert sampled.period_ns == SECOND_NS // 2
+    sampled.scale(2)
+    reader = RingReader(sampled.writer.path)
+    assert reader.period_ns == 10 * SECOND_NS
+    reader.close()
+    assert rings.task("gpm", GROUP).scale(3) == 3
 
 
 def test_rings_that_ended_are_kept_for_their_time(rings, tmp_path):
