@@ -129,19 +129,10 @@ class Node:
         if not wanted:
             raise SourceUnavailable("no GPU answers: look for an Xid in the kernel log")
         with closing(Looks(self.sysfs, self.numbers, wanted)) as looks:
-            self._settle(looks)
             host = replace(self.host, host_pids=True)
+            if not self.forced:
+                _settle(looks, host)
             yield Session(self.python, size, looks, host=host, force=self.forced, sysfs=self.sysfs)
-
-    def _settle(self, looks: Looks) -> None:
-        """Wait a little for GPUs to be idle: the driver tells of the load before for a second."""
-        answering = [gpu.number for gpu in looks.gpus.values() if not gpu.fault]
-        end = time.monotonic() + (0 if self.forced else SETTLE_SECONDS)
-        while time.monotonic() < end and any(
-            reason(self.host, looks.newest(number)) for number in answering
-        ):
-            time.sleep(SETTLE_POLL_SECONDS)
-            looks.poll()
 
 
 class Check(Protocol):
@@ -170,6 +161,17 @@ def _kept(value: object) -> Any:
     if isinstance(value, str):
         return valid(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _settle(looks: Looks, host: Host) -> None:
+    """Wait a little for GPUs to be idle: the driver tells of the load before for a second."""
+    answering = [gpu.number for gpu in looks.gpus.values() if not gpu.fault]
+    end = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < end and any(
+        reason(host, looks.newest(number)) for number in answering
+    ):
+        time.sleep(SETTLE_POLL_SECONDS)
+        looks.poll()
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
