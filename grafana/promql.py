@@ -73,8 +73,13 @@ def under_siblings(clock: str) -> str:
 
 def clock_shares(selector: Callable[..., str], window: str = STEP) -> str:
     """Return the cumulative shares of time by SM clock, of all chosen GPUs together."""
-    buckets = rate(selector("gpu_clock_share_hertz_bucket"), window)
-    whole = f"sum({covered(selector, window)})"
+    return time_shares(selector, "gpu_clock_share_hertz", window)
+
+
+def time_shares(selector: Callable[..., str], histogram: str, window: str = STEP) -> str:
+    """Return the cumulative shares of time of a histogram that counts time."""
+    buckets = rate(selector(f"{histogram}_bucket"), window)
+    whole = f"sum(({rate(selector(f'{histogram}_count'), window)} > 0))"
     return f"sum by (le) ({buckets}) / on () group_left () {whole}"
 
 

@@ -72,7 +72,9 @@ class SimulatedNode:
         self.events += self.source.findings.events
         self.source.findings.events = []
         for group, cells in zip(self.opened.groups, read, strict=True):
-            schema = RingSchema(group.name, "duty", "source", group.columns, group.period_ns)
+            columns, period_ns = group.columns, group.period_ns
+            delivery_ns = group.delivery_ns
+            schema = RingSchema(group.name, "duty", "source", columns, period_ns, delivery_ns)
             rows = np.zeros(len(cells), row_dtype(schema))
             for index, (time_ns, row) in enumerate(cells):
                 split = schema.integers

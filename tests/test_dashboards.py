@@ -47,6 +47,13 @@ NOT_SHOWN = {
         for suffix in ("", "_min", "_max")
     },
     **{
+        f"gpuwatch_gpu_{part}_busy_ratio{suffix}": "one millisecond says nothing"
+        for part, suffixes in (("graphics", ("", "_min", "_max")), ("sm", [""]), ("tensor", [""]))
+        for suffix in suffixes
+    },
+    "gpuwatch_gpu_nvlink_limit_bytes_per_second": "the load is of it",
+    "gpuwatch_gpu_l2_bytes_total": "for recordings: what it means depends on the kernel",
+    **{
         f"gpuwatch_rdma_port_packets_{way}_total": "bytes are shown; packets are what loss is of"
         for way in ("received", "transmitted")
     },

@@ -31,7 +31,7 @@ from promql import (
     worst_reason,
 )
 
-from boards import canaries, frame, health, jobs, mig, traffic
+from boards import canaries, frame, health, jobs, mig, milliseconds, traffic
 from gpuwatch.gpu_signals import CLOCK
 
 NODE = 'instance="$instance"'
@@ -50,7 +50,8 @@ def build() -> Json:
         "gpuwatch / GPU",
         "One GPU: where its clock went, and why.",
         [
-            *(_state(), _reasons(), _clock(), _work(), traffic.of_gpu(M), _power_and_heat()),
+            *(_state(), _reasons(), _clock(), _work(), milliseconds.of_gpu(M)),
+            *(traffic.of_gpu(M), _power_and_heat()),
             *(health.of_gpu(M), canaries.of_gpu(M), mig.row(M), jobs.row(M), _identity()),
         ],
         [frame.job(), frame.instance(many=False), frame.gpu(many=False)],
