@@ -47,7 +47,7 @@ THROTTLE = Signal(
 CONFIG = """
 [simulated]
 gpus = 2
-fault_after_seconds = 1.0
+fault_after_seconds = 4.0
 [state]
 period_ms = 5
 realtime = false
