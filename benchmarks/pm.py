@@ -25,6 +25,7 @@ import pm_sampler
 from pm_sampler import ARRIVE_SECONDS, HERE, SETTLE_SECONDS, Load, Sampler, busy, collectors
 
 import gpuwatch
+from gpuwatch.capabilities import NUMBERS
 from gpuwatch.clock import monotonic_ns
 
 MS = 1_000_000
@@ -409,6 +410,21 @@ def soak(options: argparse.Namespace) -> Any:
                 "cpu_seconds": sampler.cpu_seconds(), "events": sampler.events}  # fmt: skip
 
 
+def first_start(options: argparse.Namespace) -> dict[str, Any]:
+    """Try a sampler; if it has nothing to sample, one with all capabilities, and keep to that."""
+    found: dict[str, Any] = {}
+    for name, keep in (("product", []), ("all_capabilities", [*NUMBERS])):
+        pm_sampler.KEEP[:] = keep
+        with started(options) as sampler:
+            sampler.hear()
+            found[name] = {"seconds": sampler.start_seconds, "reason": sampler.reason,
+                           "events": sampler.events}  # fmt: skip
+            if list(sampler.readers()):
+                return found
+    pm_sampler.KEEP.clear()
+    return found
+
+
 def table(value: Any, name: str = "") -> None:
     """Print what was found, a line for each figure."""
     if isinstance(value, dict):
@@ -449,7 +465,8 @@ def main() -> int:
     if options.pretend:
         pm_sampler.PRETEND.append("--pretend")
     options.gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or 2
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"start": guarded(lambda: first_start(options))}
+    table(found)
     for name in options.parts.split(","):
         start = time.monotonic()
         print(f"{name}: {(PARTS[name].__doc__ or '').splitlines()[0]}", flush=True)

@@ -27,6 +27,7 @@ SHARED_MEMORY = Path("/dev/shm")
 START_SECONDS = 30.0
 SETTLE_SECONDS = 0.7
 ARRIVE_SECONDS = 1.2  # until rows of a moment are in the ring
+KEEP: list[str] = []  # capabilities of samplers, if others than the product leaves them
 PRETEND: list[str] = []  # what loads are started with as well
 
 generations = iter(range(1, 10_000))
@@ -58,7 +59,7 @@ class Sampler:
             "known": [],
         }
         start = time.monotonic()
-        keep = CAPABILITIES.get(duty, ())
+        keep = KEEP or CAPABILITIES.get(duty, ())
         self.process = Process(
             ("gpuwatch.sampler", duty), settings, generation=self.generation, keep=keep
         )

@@ -31,10 +31,14 @@ class Sample(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """The samples that have come, and whether the hardware had no more room for others."""
+    """The samples that have come, and whether the hardware had no more room for others.
+
+    `left_out` are those that spanned more than an interval, besides the first after the start.
+    """
 
     samples: list[Sample]
     overflow: bool
+    left_out: int = 0
 
 
 class Device:
@@ -69,13 +73,13 @@ class Device:
         with contextlib.suppress(CuptiError):
             self.cupti.call("cuptiProfilerHostDeinitialize", pHostObject=host)
 
-    def configuration(self, host: Any, names: tuple[str, ...]) -> Any:
-        """Return the image that tells the hardware what to count for these metrics."""
-        cupti, array = self.cupti, texts(names)
+    def configuration(self, host: Any, names: Any) -> Any:
+        """Return the image that tells the hardware what to count for an array of metrics."""
+        cupti = self.cupti
         cupti.call(
             "cuptiProfilerHostConfigAddMetrics",
             pHostObject=host,
-            ppMetricNames=ctypes.addressof(array),
+            ppMetricNames=ctypes.addressof(names),
             numMetrics=len(names),
         )
         size = cupti.call("cuptiProfilerHostGetConfigImageSize", pHostObject=host).configImageSize
@@ -90,9 +94,9 @@ class Device:
 
     def passes(self, names: tuple[str, ...]) -> int:
         """Return how many passes these metrics take, 0 if the chip has not all of them."""
-        host = self.host()
+        host, array = self.host(), texts(names)
         try:
-            image = self.configuration(host, names)
+            image = self.configuration(host, array)
             return int(
                 self.cupti.call(
                     "cuptiProfilerHostGetNumOfPasses",
@@ -119,22 +123,24 @@ class Session:
     ) -> None:
         self.interval_ns = interval_ns
         self._device = device
+        self._end_ns = 0
+        self._left_out = 0
         self._names = texts(names)
         self._values = (ctypes.c_double * len(names))()
         self._samples = max(16, int(IMAGE_ROOM * delivery_ns / interval_ns))
         self._object = None
         self._host = device.host()
         try:
-            self._configure(names, sample_bytes)
+            self._configure(sample_bytes)
             self._make_calls(len(names))
             device.cupti.call("cuptiPmSamplingStart", pPmSamplingObject=self._object)
         except CuptiError:
             self.close()
             raise
 
-    def _configure(self, names: tuple[str, ...], sample_bytes: int) -> None:
+    def _configure(self, sample_bytes: int) -> None:
         cupti, device = self._device.cupti, self._device
-        self._config = device.configuration(self._host, names)
+        self._config = device.configuration(self._host, self._names)
         enabled = cupti.call("cuptiPmSamplingEnable", deviceIndex=device.index)
         self._object = enabled.pPmSamplingObject
         cupti.call(
@@ -201,7 +207,8 @@ class Session:
                 return Drained(samples, overflow=True)
             if decoded.decodeStopReason != api.IMAGE_FULL:
                 break
-        return Drained(samples, overflow=False)
+        left_out, self._left_out = self._left_out, 0
+        return Drained(samples, False, left_out)
 
     def _take(self, samples: list[Sample]) -> None:
         """Add the complete samples of the image."""
@@ -211,7 +218,9 @@ class Session:
             stamp.params.sampleIndex = index
             told = stamp.make()
             start_ns, end_ns = told.startTimestamp, told.endTimestamp
-            if not 0 < end_ns - start_ns <= most_ns:
+            last_ns, self._end_ns = self._end_ns, end_ns
+            if not (0 < end_ns - start_ns <= most_ns or 0 < end_ns - last_ns <= most_ns):
+                self._left_out += last_ns > 0
                 continue
             evaluate.params.rangeIndex = index
             evaluate.make()

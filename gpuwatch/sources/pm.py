@@ -89,7 +89,13 @@ class Watched:
         source = self._source
         source.words[page.READING] = self.index
         try:
-            self._begin()
+            try:
+                self._begin()
+            except CuptiError as fault:
+                # Once, after the last process on the GPU has ended.
+                if (fault.call, fault.result) != ("cuptiPmSamplingStart", api.UNKNOWN):
+                    raise
+                self._begin()
             self.reason, self.lasting = "", False
         except (CudaError, CuptiError, SourceUnsupported) as fault:
             self._fail(fault)
@@ -171,6 +177,8 @@ class Watched:
             source.words[page.READING] = page.NOT_READING
         self._cost[0] += time.thread_time() - cpu
         self._cost[1] += len(drained.samples)
+        if drained.left_out:
+            source.findings.errors["too_long"] += drained.left_out
         if drained.overflow:
             source.findings.errors["overflow"] += 1
             self.stop()
