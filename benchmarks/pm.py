@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pm_sampler
-from pm_sampler import ARRIVE_SECONDS, HERE, SETTLE_SECONDS, Load, Sampler, busy, collectors
+from pm_sampler import ARRIVE_SECONDS, HERE, SETTLE_SECONDS, Load, Sampler, Series, busy, collectors
 
 import gpuwatch
 from gpuwatch.capabilities import NUMBERS
@@ -94,7 +94,7 @@ def truth(options: argparse.Namespace) -> Any:
 
 def against_flops(options: argparse.Namespace, sampler: Sampler, load: Load) -> dict[str, Any]:
     """Compare tensor activity with the arithmetic of matmuls, and all with GPM."""
-    gpm = None if options.pretend else started(options, "counters", "gpm")
+    gpm = started(options, "counters", "gpm")
     try:
         did = load.run()
         time.sleep(ARRIVE_SECONDS)
@@ -111,20 +111,21 @@ def against_flops(options: argparse.Namespace, sampler: Sampler, load: Load) -> 
                  "counters_over_achieved": by_counters / achieved,
                  "dram_bytes_per_second": dram, "l2_bytes_per_second":
                  pm.rise("gpu_l2_bytes_total") / seconds, **pm.about()}  # fmt: skip
-        if gpm is not None:
-            rows = gpm.of_gpu(0, *inside)
-            found["gpm"] = {name: rows.mean(name) for name in rows.cells}
+        found["gpm"] = guarded(lambda: means(gpm.of_gpu(0, *inside)))
         load.end()
         return found
     finally:
-        if gpm is not None:
-            gpm.stop()
+        gpm.stop()
+
+
+def means(rows: Series) -> dict[str, float]:
+    return {name: rows.mean(name) for name in rows.cells}
 
 
 @part
 def burst(options: argparse.Namespace) -> Any:
     """Show 5 ms of copies in an idle second: seen by pm, lost in GPM's 100 ms."""
-    gpm = None if options.pretend else started(options, "counters", "gpm")
+    gpm = started(options, "counters", "gpm")
     try:
         with started(options) as sampler:
             load = Load("burst", 2.0)
@@ -145,18 +146,19 @@ def burst(options: argparse.Namespace) -> Any:
                      "milliseconds_above_half": int((rates > rates.max() / 2).sum()),
                      "counted": {name: pm.rise(name) / did["bytes"] for name in DRAM},
                      **pm.about()}  # fmt: skip
-            if gpm is not None:
+            load.end()
+            if list(gpm.readers()):
                 rows = gpm.of_gpu(0, *inside)
                 series["gpm"] = {"times_ns": rows.times.tolist(),
                                  **{n: v.tolist() for n, v in rows.cells.items()}}  # fmt: skip
                 shares = rows.cells["gpu_dram_active_ratio"]
                 found["gpm_dram_ratio_max"] = float(max(shares[shares == shares], default=-1))
-            load.end()
+            else:
+                found["gpm"] = gpm.reason
         (options.output / "burst.json").write_text(json.dumps(series))
         return found
     finally:
-        if gpm is not None:
-            gpm.stop()
+        gpm.stop()
 
 
 @part
