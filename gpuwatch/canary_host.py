@@ -17,6 +17,7 @@ from typing import Any
 from gpuwatch.busy import Host
 from gpuwatch.canary_worker import TITLE
 from gpuwatch.errors import ConfigError
+from gpuwatch.paths import CONTROL, control_socket
 from gpuwatch.slurm import jobs
 
 LOCK = "canary.lock"
@@ -57,6 +58,12 @@ def _sees_host(procfs: Path) -> bool:
     with contextlib.suppress(OSError):
         return str((procfs / "self/ns/pid").readlink()) == HOST_PIDS
     return False
+
+
+def lock_of(config: Mapping[str, Any], flag: str | None) -> Path:
+    """Return the lock of the daemon that runs, as `config` or --path.runtime (`flag`) say."""
+    here = Path(config["paths"]["runtime"]) / CONTROL
+    return (here if flag or here.exists() else control_socket(None)).with_name(LOCK)
 
 
 @contextlib.contextmanager

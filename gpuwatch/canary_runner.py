@@ -54,6 +54,8 @@ class CanaryRunner:
         self._strays: list[int] = []
         self._looked_ns = self._paced_ns = 0
         self.hindrance = canary_host.hindrance(daemon.config)
+        if not daemon.made_up:
+            canary_host.session_runs(self._lock)  # makes it, for who may not
         if self.hindrance and not daemon.made_up:
             log.info("canaries: the daemon runs none: %s", self.hindrance)
 

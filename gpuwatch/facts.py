@@ -51,7 +51,8 @@ def canaries(daemon: "Daemon") -> dict[Entity, dict[str, float]]:
     started = time.time() - (monotonic_ns() - daemon.started_ns) / SECOND_NS
     for uuid, gpu in gpus.items():
         since = daemon.baseline.newest(uuid) or started
-        due = daemon.idle.seconds(gpu) >= IDLE_SECONDS
+        divided = _newest(daemon, gpu, 'gpu_mig_enabled{setting="current"}') == 1
+        due = daemon.idle.seconds(gpu) >= IDLE_SECONDS and not divided  # they measure whole GPUs
         overdue = max(0.0, time.time() - since) if due else 0.0
         facts.setdefault(gpu, {})["canary_overdue_seconds"] = overdue
     return facts

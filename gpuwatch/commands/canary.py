@@ -164,8 +164,9 @@ def _results(
     state = state_here(arguments, config)
     numbers, released = kept(state)
     host = canary_host.present(procfs, released, os.environ.get("SLURM_JOB_ID", ""))
-    lock = control_socket(config["paths"]["runtime"]).with_name(canary_host.LOCK)
-    with canary_host.only_session(lock) as alone:
+    lock = canary_host.lock_of(config, vars(arguments)["paths.runtime"])
+    wait_seconds = budget if arguments.between_jobs else 0.0
+    with canary_host.only_session(lock, wait_seconds) as alone:
         why = None if arguments.force else host_reason(host)
         if not alone:
             why = Obstacle("busy", canary_host.RUNS_ALREADY)

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch import checks
-from gpuwatch.canary_host import LOCK, only_session
+from gpuwatch.canary_host import lock_of, only_session
 from gpuwatch.commands.run import config_request
 from gpuwatch.commands.verify_node import expectation, gathered, notes, refusals
 from gpuwatch.commands.verify_progress import Progress
 from gpuwatch.commands.verify_save import save
 from gpuwatch.errors import PASS, ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
-from gpuwatch.paths import control_socket
 from gpuwatch.signals import valid
 from gpuwatch.startup import validate
 from gpuwatch.verify import Check
@@ -173,7 +172,7 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
     began, start = time.time(), time.monotonic()
     chosen, left_out = _chosen(arguments)
     loads = any(check.phase == "load" for check in chosen)
-    lock = control_socket(config["paths"]["runtime"]).with_name(LOCK)
+    lock = lock_of(config, vars(arguments)["paths.runtime"])
     progress = Progress(chosen)
     examination = None
     try:
