@@ -15,6 +15,7 @@ from gpuwatch.clock import SECOND_NS
 SEED_TURNS = 8  # six readings make a baseline; one or two may be noise
 RETEST_SECONDS = (5.0, 10.0)
 LATE_NS = 60 * SECOND_NS  # a retest that could not be made until then is none any more
+DOUBT_NS = 10 * SECOND_NS  # a GPU that is not seen for less is as it was
 POSTPONE_NS = 5 * SECOND_NS
 
 Gpu = int | None  # None: all of the host together
@@ -34,6 +35,7 @@ class _Course:
     """One GPU, or all together: since when nobody is there, and when its next turn is."""
 
     due_ns: int
+    known_ns: int  # when it was last seen who is there
     idle_since_ns: int | None = None
     used: bool = False  # since its last turn
     ran_ns: int | None = None
@@ -73,10 +75,14 @@ class Schedule:
         self._courses = {gpu: course for gpu, course in self._courses.items() if gpu in seen}
         for gpu, state in seen.items():
             if gpu not in self._courses:
-                self._courses[gpu] = _Course(now_ns + self._first(gpu))
+                self._courses[gpu] = _Course(now_ns + self._first(gpu), now_ns)
             self._look(gpu, self._courses[gpu], state, now_ns)
 
     def _look(self, gpu: Gpu, course: _Course, state: bool | None, now_ns: int) -> None:
+        if state is None and now_ns - course.known_ns < DOUBT_NS:
+            return
+        if state is not None:
+            course.known_ns = now_ns
         course.used |= state is False
         if not state:
             course.idle_since_ns = None
@@ -93,6 +99,11 @@ class Schedule:
         since_ns = course.idle_since_ns
         return since_ns is not None and now_ns - since_ns >= self._settle_ns
 
+    def _taken(self, course: _Course, now_ns: int) -> bool:
+        """Say whether somebody is there, or it is not known for longer."""
+        unknown = now_ns - course.known_ns >= DOUBT_NS
+        return course.idle_since_ns is None and (course.used or unknown)
+
     def due(self, now_ns: int) -> Turn | None:
         """Return the turn that has waited longest; one of a GPU that has just become idle waits."""
         self._retests = [one for one in self._retests if one[0] + LATE_NS > now_ns]
@@ -106,7 +117,7 @@ class Schedule:
             (course.due_ns, gpu)
             for gpu, course in self._courses.items()
             if course.due_ns <= now_ns
-            and (course.idle_since_ns is None or self._settled(course, now_ns))
+            and (self._settled(course, now_ns) or self._taken(course, now_ns))
         ]
         if not waiting:
             return None

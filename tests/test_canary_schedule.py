@@ -120,12 +120,24 @@ def test_what_is_not_believed_is_run_again():
         node.schedule.want("matmul", 0, node.now * SECOND_NS)
     node.live(60)
     assert node.turns == [(108, Turn(("matmul",), 0, idle=True))]
-    node.idle[0] = None
+    node.idle[0] = False
     node.schedule.want("matmul", 0, node.now * SECOND_NS)
     node.live(LATE_NS // SECOND_NS + 20)
     node.idle[0] = True
     node.live(600)
-    assert len(node.turns) == 1
+    assert [turn.canaries for _, turn in node.turns] == [("matmul",), ALONE]
+
+
+def test_a_moment_without_a_look_costs_no_turn():
+    """A GPU that is not seen for some seconds is as it was, also if it is due just then."""
+    node = Node(seeded=False, settle_seconds=0.0)
+    node.idle[0] = None
+    node.live(5)
+    node.idle[0] = True
+    node.live(53)
+    node.idle[0] = None
+    node.live(8)
+    assert node.turns == [(61, Turn(ALONE, 0, idle=True))]
 
 
 def test_nothing_is_due_where_nobody_can_be_seen():
