@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from test_canary_command import LASTS, MEASURES, PROCESS
 from gpuwatch.canary_host import HOST_PIDS, LOCK, hindrance, session_runs
 from gpuwatch.commands.check_canaries import canaries
 from gpuwatch.errors import PASS, WARN
+from gpuwatch.tmpfs import ring_directory
 
 CONFIG = (
     quiet("nvml_state", "nvml_counters")
@@ -151,6 +153,7 @@ def test_nothing_is_left_of_a_daemon_that_was_killed(host):
         running.process.kill()
         running.process.wait()
         wait_for(lambda: not Path(f"/proc/{other}").exists())
+    shutil.rmtree(ring_directory(running.runtime))
 
 
 def test_pause_ends_a_user_s_canaries(host):
@@ -179,7 +182,7 @@ def test_a_process_that_outlives_its_kill_stops_all(host):
         "    os.setsid()\n"
         "    open('/proc/self/comm', 'w').write('gpuwatch-canary')\n"
         "    os.closerange(0, 3)\n"
-        "    time.sleep(1000)\n"
+        "    time.sleep(150)\n"
         "time.sleep(0.1)\n"
     )
     host.interpreter(f"MORE = {{}}\n{stray}{MEASURES}")
