@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuwatch.baseline import Baseline, Judgement
 from gpuwatch.canaries import CANARIES
-from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.canary_reading import RESULTS, CanaryReading
 from gpuwatch.canary_text import shape_text
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.signals import HOST, Entity, Event
@@ -40,14 +40,16 @@ REASONS = (
 class CanaryLedger:
     """Takes results in, and has what became of them.
 
-    `note` gets events. `runs` counts by GPU (by uuid) or host, canary and result; a run that gave
-    several results counts once for each. `skips` counts by canary and reason, of the whole node.
+    `note` gets events. Of the whole node `runs` counts by canary and result, for each GPU one that
+    ran on it, and one that gave several results once for each; `skips` by canary and reason.
     """
 
     def __init__(self, baseline: Baseline, note: Callable[[Event], None]) -> None:
         self._baseline = baseline
         self._note = note
-        self.runs: Counter[tuple[Entity, str, str]] = Counter()
+        self.runs: Counter[tuple[str, str]] = Counter(
+            {(canary, result): 0 for canary in CANARIES for result in RESULTS}
+        )
         self.skips: Counter[tuple[str, str]] = Counter(
             {(canary, reason): 0 for canary in CANARIES for reason in REASONS}
         )
@@ -101,7 +103,7 @@ class CanaryLedger:
             results = set()
         self._last_run[key] = (reading.time, results | {reading.result})
         if reading.result not in results:
-            self.runs[(*key, reading.result)] += 1
+            self.runs[reading.canary, reading.result] += 1
 
     def _witnessed(self, reading: CanaryReading) -> str:
         """Say what was wrong, and how many siblings were right when they last ran."""

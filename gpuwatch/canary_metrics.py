@@ -3,15 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpuwatch.canaries import CANARIES
-from gpuwatch.canary_reading import RESULTS
 from gpuwatch.courses import Course
 from gpuwatch.signals import HOST, Entity, quote
 
 VALUES = {"flops_per_second": "flops_per_second", "bytes_per_second": "bandwidth_bytes_per_second"}
 RATIOS = {"ratio": "baseline_ratio", "expected_ratio": "expected_ratio"}
-ON_HOST = tuple(name for name, canary in CANARIES.items() if canary.together)
-ON_GPUS = tuple(name for name, canary in CANARIES.items() if canary.least_gpus == 1)
 
 
 class Sample(NamedTuple):
@@ -25,27 +21,13 @@ class Sample(NamedTuple):
 
 def samples(
     courses: Iterable[Course],
-    runs: Mapping[tuple[Entity, str, str], int],
+    runs: Mapping[tuple[str, str], int],
     skips: Mapping[tuple[str, str], int],
-    gpus: Mapping[str, Entity],
 ) -> list[Sample]:
-    """Return all that is known; `gpus` are those that are here by uuid, as `runs` names them.
-
-    Every result that a run of a canary may have is there, though it was never seen.
-    """
-    here = {Entity("gpu", uuid): gpu for uuid, gpu in gpus.items()} | {HOST: HOST}
-    counts: dict[tuple[Entity, str, str], int] = {
-        (place, canary, result): 0
-        for place in here.values()
-        for canary in (ON_HOST if place == HOST else ON_GPUS)
-        for result in RESULTS
-    }
-    for (about, canary, result), count in runs.items():
-        if about in here:
-            counts[here[about], canary, result] = count
+    """Return all that is known; `runs` and `skips` are the ledger's counts."""
     found = [
-        Sample("canary_runs_total", place, _labels(canary=canary, result=result), count)
-        for (place, canary, result), count in counts.items()
+        Sample("canary_runs_total", HOST, _labels(canary=canary, result=result), count)
+        for (canary, result), count in runs.items()
     ]
     found += [
         Sample("canary_skipped_total", HOST, _labels(canary=canary, reason=reason), count)

@@ -50,7 +50,7 @@ class Standings:
         self,
         baseline: Baseline,
         gpus: Mapping[str, Entity],
-        runs: Mapping[tuple[Entity, str, str], int] = NOTHING,
+        runs: Mapping[tuple[str, str], int] = NOTHING,
         skips: Mapping[tuple[str, str], int] = NOTHING,
         now: float | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Standings:
         if changes != self._made_of[:2] and (baseline.log.changes or self._recorded):
             self._show(baseline, gpus, now)
         self._made_of = made_of
-        self.samples = samples(self.courses, runs, skips, gpus)
+        self.samples = samples(self.courses, runs, skips)
 
     def _show(self, baseline: Baseline, gpus: Mapping[str, Entity], now: float) -> None:
         self.courses = [
