@@ -101,6 +101,7 @@ FIELDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
 }
 # The append mode came with 12.8; the header of 12.6 ends before it.
 APPEND_MODE_SINCE, SET_CONFIG_BEFORE = (12, 8), 60
+UNTOLD = (0, 0)  # a version: 13.5 told none where there was no driver
 
 PM_SAMPLING = 1  # profilerType
 TIME_INTERVAL = 1  # triggerMode: nanoseconds
@@ -201,7 +202,7 @@ class Cupti:
         self.version = self._version()
         self._structs = {name: struct_of(name) for name in FIELDS}
         self._sizes = {name: size_of(struct) for name, struct in self._structs.items()}
-        if self.version < APPEND_MODE_SINCE:
+        if UNTOLD < self.version < APPEND_MODE_SINCE:
             self._sizes["cuptiPmSamplingSetConfig"] = SET_CONFIG_BEFORE
 
     def scratch(self, size: int) -> Any:
@@ -220,12 +221,13 @@ class Cupti:
         return self.prepared(name, **fields).make()
 
     def _version(self) -> tuple[int, int]:
-        """Return the CUDA version that the library belongs to.
+        """Return the CUDA version that the library belongs to, UNTOLD if it does not say.
 
-        cupti_version.h: 24 is CUDA 12.6, 26 is 12.8; from 13.0 on it is written as 130000.
+        cupti_version.h: 24 is CUDA 12.6, 26 is 12.8, 27 and 28 are 12.9; 13.0 is 130000.
         """
         number = ctypes.c_uint32()
-        self._library.cuptiGetVersion(ctypes.byref(number))
+        if self._library.cuptiGetVersion(ctypes.byref(number)) or not number.value:
+            return UNTOLD
         if number.value < 1000:
-            return 12, number.value - 18
+            return 12, min(number.value - 18, 9)
         return number.value // 10_000, number.value // 100 % 100

@@ -318,6 +318,7 @@ def test_all_taken_is_unavailable(alone: Any) -> None:
         (("chip GA100",), "GA100 cannot sample by time"),
         (("driver 12020",), "knows CUDA 12.2: update it"),
         (("api 130400", "crash cuptiPmSamplingEnable"), "13.4 does not fit a driver for CUDA 13.0"),
+        (("result cuptiGetVersion 15",), "tells no version"),
         (("api 24",), "12.6 does not fit a driver for CUDA 13.0"),
     ],
 )
@@ -352,11 +353,19 @@ def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:
         assert f"without {name}: {why}" in event.detail
 
 
+def test_the_last_of_cuda_12_is_known(alone: Any) -> None:
+    """12.9 and its update have numbers of their own."""
+    fake, opened = alone
+    fake.say("driver 12090", "api 28")
+    assert opened()[0].library.version == (12, 9)
+
+
 def test_the_full_set_has_tensor_cores(alone: Any) -> None:
     """`set = "full"` adds SMs, tensor cores and the L2 cache, in bytes."""
     fake, opened = alone
     fake.say("driver 12060", "api 24")  # which knows no append mode
-    _, found = opened(set="full")
+    source, found = opened(set="full")
+    assert source.library.version == (12, 6)
     (group,) = found.groups
     rows = wait_for(lambda: group.rows(0))
     cells = dict(zip([column.name for column in group.columns], rows[0][1], strict=True))

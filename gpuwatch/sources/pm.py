@@ -341,7 +341,7 @@ class Pm:
         path = Path(configured)
         if not path.is_file():
             raise SourceUnsupported(f"pm: pm.library {path}: no such file: correct the config")
-        return Library(driver, path)
+        return Library(api.UNTOLD, path)
 
     def _load(self) -> Cupti:
         """Return the library, if it is what it is taken for. Raises SourceUnsupported."""
@@ -350,13 +350,16 @@ class Pm:
             cupti = Cupti(path)
         except OSError as error:
             raise SourceUnsupported(f"pm: {path}: {error}: install it anew") from error
-        if cupti.version[0] != driver[0] or cupti.version > driver:
-            versions = [".".join(map(str, one)) for one in (cupti.version, driver)]
+        version = max(cupti.version, self.library.version)
+        if version == api.UNTOLD:
+            raise SourceUnsupported(f"pm: {path}: tells no version: choose another library")
+        if version[0] != driver[0] or version > driver:
+            versions = [".".join(map(str, one)) for one in (version, driver)]
             raise SourceUnsupported(
                 f"pm: {path}: CUPTI {versions[0]} does not fit a driver for CUDA {versions[1]}:"
                 " choose one of its major version that is not newer"
             )
-        self.library = Library(cupti.version, path)
+        self.library = Library(version, path)
         return cupti
 
     def _seen(self) -> list[tuple[str, Group | None]]:

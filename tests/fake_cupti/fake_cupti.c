@@ -129,10 +129,10 @@ typedef struct { HEAD; size_t device; const char *chip; } GetChipName;
 typedef struct { HEAD; size_t device; size_t size; uint8_t *image; } Availability;
 
 EXPORT int cuptiGetVersion(uint32_t *version) {
-    load();
+    int result = told("cuptiGetVersion", -1);
     const Line *line = find("api", NULL);
-    *version = line ? (uint32_t)atoi(line->word) : 130001;
-    return 0;
+    *version = result ? 0 : line ? (uint32_t)atoi(line->word) : 130001;
+    return result;
 }
 
 EXPORT int cuptiProfilerInitialize(Initialize *p) {
