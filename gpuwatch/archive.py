@@ -27,9 +27,9 @@ from gpuwatch.history_writer import Batch, HistoryWriter, columns_of
 from gpuwatch.kernel_log import XID
 from gpuwatch.quota import Limits, is_full, sweep
 from gpuwatch.ring import RingSchema
-from gpuwatch.signals import Column, Entity, Event, Kind
+from gpuwatch.signals import Column, Entity, Event, Kind, Total
 from gpuwatch.source import EntityInfo
-from gpuwatch.window import TICK_NS, Floats, Tick
+from gpuwatch.window import TICK_NS, Floats, Tick, Window
 
 log = logging.getLogger("gpuwatch.archive")
 
@@ -88,6 +88,7 @@ class Archive:
         self._boot_id = boot_id
         self._wanted: dict[tuple[Entity, str], Column] = {}
         self._columns: dict[tuple[Entity, str], Column] = {}
+        self._risen: dict[tuple[Entity, str], float] = {}
         self._counters: Layout = []
         self._gauges: Layout = []
         self._clocks = read_clocks()
@@ -110,6 +111,18 @@ class Archive:
         self._wanted = {(part.entity, part.name): part for part in parts}
         self._lay_out()
 
+    def _count(self, entity: Entity, name: str, window: Window) -> float:
+        """Return a counter; one that two sources may feed is what it has risen by since the start.
+
+        They count from different numbers, and each change would look like a rise.
+        """
+        key = entity, name
+        total = self._wanted[key].signal.total
+        if total not in (Total.COVERED, Total.INCREASE) or math.isnan(window.last):
+            return window.last
+        self._risen[key] = self._risen.get(key, 0.0) + window.increase
+        return self._risen[key]
+
     def add(self, tick: Tick) -> None:
         """Take in a closed tick."""
         if not self._on:
@@ -119,7 +132,7 @@ class Archive:
             windows = tick.windows.get(entity, {})
             for name in names:
                 window = windows.get(name)
-                counts.append(window.last if window else math.nan)
+                counts.append(self._count(entity, name, window) if window else math.nan)
         means: list[float] = []
         for entity, names in self._gauges:
             windows = tick.windows.get(entity, {})

@@ -207,7 +207,7 @@ NVLINK_RECEIVED, NVLINK_TRANSMITTED = (
         Kind.COUNTER,
         "bytes",
         scale=1024.0,
-        total=Total.COVERED,
+        total=Total.INCREASE,  # hardware counters may feed it: they count anew
     )
     for direction in ("received", "transmitted")
 )

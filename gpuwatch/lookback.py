@@ -15,6 +15,7 @@ import numpy as np
 from gpuwatch import byte_history
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.errors import GpuwatchError
+from gpuwatch.feeders import coarser
 from gpuwatch.history import FOREVER_NS, History, Piece
 from gpuwatch.ring import RingReader, RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Entity, Kind, column_name
@@ -123,8 +124,17 @@ class Lookback:
         grid, offset_ns = timeline.grid, self.offset_ns
         since: dict[Key, int] = {}
         reached = []
-        for ring in rings:
-            indices = [index for index, line in enumerate(ring.lines) if wanted(line)]
+        beats = max((ring.reader.heartbeat_ns for ring in rings), default=0) - ALIVE_NS
+        # One that has ended leaves its counters to others, as it does in windows.
+        told = [(r.schema.columns if r.reader.heartbeat_ns > beats else ()) for r in rings]
+        periods = [ring.schema.period_ns for ring in rings]
+        left = coarser(zip(told, periods, strict=True))
+        for ring, places in zip(rings, left, strict=True):
+            indices = [
+                index
+                for index, line in enumerate(ring.lines)
+                if wanted(line) and index not in places
+            ]
             oldest_ns = ring.oldest_ns if indices else None
             if oldest_ns is None:
                 continue

@@ -20,6 +20,7 @@ from gpuwatch.codec import (
 )
 from gpuwatch.courses import Course, courses_from_json
 from gpuwatch.errors import RecordingError
+from gpuwatch.feeders import coarser
 from gpuwatch.recording import ALERTS, CANARIES, END, HEAD, ROWS, SLICE_NS, SORT
 from gpuwatch.ring import SHAPE_ERRORS
 from gpuwatch.signals import Entity, valid
@@ -86,8 +87,13 @@ class Recorded:
 
     def put(self, timeline: Timeline, wanted: Callable[[Line], bool]) -> None:
         """Put the wanted columns into a timeline. Raises RecordingError."""
+        left = coarser((schema.columns, schema.period_ns) for schema in self.head.rings)
         for ring, (schema, lines) in enumerate(zip(self.head.rings, self.lines, strict=True)):
-            chosen = [index for index, line in enumerate(lines) if wanted(line)]
+            chosen = [
+                index
+                for index, line in enumerate(lines)
+                if wanted(line) and index not in left[ring]
+            ]
             if not chosen:
                 continue
             held = Held(timeline, [lines[index] for index in chosen])

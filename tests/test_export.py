@@ -223,7 +223,13 @@ def check_perfetto(path, output):
         snapshots[-1].items()
     )
     by_name = {names[1:]: track for names, track in tracks.items()}  # without the node
+    finest = {}
+    for (_, column), (times, _) in found.items():
+        key = column.entity, column.name
+        finest[key] = max(len(times), finest.get(key, 0))
     for (_, column), (times, cells) in found.items():
+        if len(times) < finest[column.entity, column.name]:
+            continue  # hardware counters tell of it, too: a track has one feeder
         signal, known = column.signal, [cell is not None for cell in cells]
         entity = track_of(head, column.entity)
         if not any(known) and signal.kind is not Kind.BITS:

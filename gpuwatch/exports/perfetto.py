@@ -33,6 +33,7 @@ from gpuwatch.extract import (
     in_unit,
     known,
 )
+from gpuwatch.feeders import coarser
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
 from gpuwatch.summation import reach_ns
 from gpuwatch.trace import BEGIN, BOOTTIME, END, INSTANT, MONOTONIC, REALTIME, Trace, Tracks
@@ -171,9 +172,14 @@ class _Timeline:
         self._trace = trace
         self._tracks = Tracks(trace, extract)
         ranks = count()
+        left = coarser((table.columns, table.period_ns) for table in extract.tables)
+        # None: the table's column is drawn by the rows of another one.
         self._lines = [
-            [_line(trace, self._tracks, column, next(ranks)) for column in table.columns]
-            for table in extract.tables
+            [
+                None if place in places else _line(trace, self._tracks, column, next(ranks))
+                for place, column in enumerate(table.columns)
+            ]
+            for table, places in zip(extract.tables, left, strict=True)
         ]
         self._until: dict[int, int] = {}  # by table, until when its last row holds
         self._start_ns = self._end_ns = 0  # from the first row to just after the last
@@ -190,9 +196,9 @@ class _Timeline:
             self._trace.flush(PACKETS_KEPT)
         for table, until_ns in self._until.items():
             if until_ns < self._end_ns:  # others went on
-                for line in self._lines[table]:
+                for line in filter(None, self._lines[table]):
                     line.add(np.array([until_ns]), np.array([line.unknown]))
-        for line in chain(*self._lines):
+        for line in filter(None, chain(*self._lines)):
             line.finish(self._end_ns)
         for name, moments in ((EVENTS, extract.events()), (ALERTS, extract.alerts())):
             for moment in moments:
@@ -227,6 +233,8 @@ class _Timeline:
         gaps = np.flatnonzero(times - holds[:-1] > table.span_ns // 2)
         times = np.insert(times, gaps, holds[gaps])
         for line, values in zip(self._lines[rows.table], rows.cells, strict=True):
+            if line is None:
+                continue
             # A mean is of the time before, a counter is of the instant.
             shift_ns = table.span_ns if values.dtype == np.float32 else 0
             cells = np.insert(values, gaps, line.unknown) if len(gaps) else values
