@@ -1,6 +1,6 @@
 """Canaries on this host's GPUs: are their figures right, do they leave when somebody comes.
 
-    python benchmarks/canary_gpu.py --output DIRECTORY [--parts commands,killed] [--seconds 340]
+    python benchmarks/canary_gpu.py --output DIRECTORY [--parts commands,killed] [--seconds 380]
     python benchmarks/canary_gpu.py --output DIRECTORY --cpu    # the script itself, without a GPU
 
 Each part is tried whatever became of the others; those that no longer fit into the seconds are left
@@ -28,6 +28,7 @@ from canary_parts import (
     intruded,
     killed,
     looks,
+    per_hertz,
     reference,
     spread,
     startup,
@@ -42,6 +43,7 @@ PARTS: dict[str, tuple[Callable[[Bench], dict[str, Any]], float]] = {
     "killed": (killed, 25),
     "integrity": (integrity, 16),
     "flips": (flips, 10),
+    "per_hertz": (per_hertz, 40),
     "spread": (spread, 80),
     "reference": (reference, 27),
     "looks": (looks, 13),
@@ -100,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--seconds", type=float, default=340.0)
+    parser.add_argument("--seconds", type=float, default=380.0)
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

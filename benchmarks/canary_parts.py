@@ -332,6 +332,27 @@ def startup(bench: Bench) -> dict[str, Any]:
     }
 
 
+def per_hertz(bench: Bench) -> dict[str, Any]:
+    """See how values and values by the clock of equal runs differ, of all GPUs at once."""
+    with bench.session() as session:
+        runs = [session.run("matmul", at_once=bench.ranks) for _ in range(4)]
+        readings = [one.reading for run in runs for one in run if one.reading]
+    found: dict[str, dict[str, list[float]]] = {}
+    for one in readings:
+        where = found.setdefault(f"{one.entity.id[:8]} {one.dtype}", {})
+        for name in ("value", "value_per_hertz", "spread", "seconds"):
+            if (value := getattr(one, name)) is not None:
+                where.setdefault(name, []).append(value)
+    wide = {
+        name: [max(one[key]) / min(one[key]) - 1 for key in ("value", "value_per_hertz")]
+        for name, one in found.items()
+        if len(one.get("value_per_hertz", ())) > 1
+    }
+    steady = bool(wide) and all(hertz <= 0.02 for _, hertz in wide.values())
+    checks = {} if bench.cpu else {"a hertz within 2 %": steady}
+    return {"values": found, "most_by_least": wide, "checks": checks}
+
+
 def spread(bench: Bench) -> dict[str, Any]:
     """See how equal readings differ, of GPUs at the same time; PCIe, which they share, in turn."""
     bench.settle()
