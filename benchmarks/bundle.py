@@ -2,14 +2,21 @@
 
     python benchmarks/bundle.py RECORDING gpuwatch/data/h200.gwr
 
-UUIDs and serials are replaced, the host's name, config and boot id left out; the rows stay.
+UUIDs and serials are replaced; the host's name, config and boot id, alerts and readings of canaries
+are left out; the rows stay.
 """
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwatch.recording import AlertsBlock, EventsBlock, RecordingReader, RecordingWriter
+from gpuwatch.recording import (
+    AlertsBlock,
+    EventsBlock,
+    RecordingReader,
+    RecordingWriter,
+    RowsBlock,
+)
 
 
 def main(source: Path, target: Path) -> None:
@@ -28,7 +35,7 @@ def main(source: Path, target: Path) -> None:
                 writer.events(block.events)
             elif isinstance(block, AlertsBlock):
                 writer.alerts([])
-            else:
+            elif isinstance(block, RowsBlock):
                 writer.rows(block)
     target.chmod(0o644)
     print(f"{target}: {writer.bytes} bytes, complete: {reader.complete}")
