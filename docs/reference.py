@@ -1,4 +1,4 @@
-"""Builds docs/reference: every metric, key of the config and flag, as the code has them.
+"""Builds docs/reference: every metric, alert, key of the config and flag, as the code has them.
 
     python docs/reference.py [--check]
 
@@ -23,6 +23,8 @@ from gpuwatch import config  # noqa: E402
 from gpuwatch.commands import COMMANDS, load  # noqa: E402
 from gpuwatch.exposition import Exposition  # noqa: E402
 from gpuwatch.pulse import Pulse  # noqa: E402
+from gpuwatch.rule import Rule  # noqa: E402
+from gpuwatch.rules import RULES  # noqa: E402
 from gpuwatch.signals import Column  # noqa: E402
 from gpuwatch.source import Context  # noqa: E402
 from gpuwatch.sources import SIMULATED  # noqa: E402
@@ -60,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     check = parser.parse_args(words).check
     pages = {
         "metrics.md": metrics_page(),
+        "alerts.md": alerts_page(),
         "configuration.md": configuration_page(),
         "commands.md": commands_page(),
     }
@@ -174,6 +177,52 @@ def _names(column: Column) -> Sequence[str]:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
+
+
+def alerts_page() -> str:
+    """Return every rule: severity, entity, meaning, next step and when it fires by default."""
+    lines = [
+        "# Every alert",
+        "",
+        MADE,
+        "",
+        "`critical`: take the node out of the pool. `warning`: open a ticket. `info`: for",
+        "dashboards. An alert has its runbook behind its name, and is `GpuLost` for `gpu_lost` in",
+        "Prometheus, where [those of the fleet](../alerting.md#who-is-told) come on top. `per` is",
+        "what has one: a GPU, an RDMA port, a source, a PCI device or the host. It fires once",
+        "what is judged over `window` (`newest`: the newest quarter second) was at or beyond",
+        "`limit` for `for`, and stays for `hold` at least; a sticky one also until the machine",
+        "booted or somebody acknowledged it. Limits are in the unit of what is judged: [what that",
+        "is, and the keys to change it](configuration.md#rulesname). A rule that *detects* tells",
+        "of the first sign by an event at once; one that *records* keeps the samples around it.",
+        "",
+        "| alert | severity | per | meaning | next step | window | limit | for | hold | at once |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *map(_alert, RULES),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _alert(rule: Rule) -> str:
+    """Return a rule's row."""
+    window = _duration(rule.window_seconds) if rule.window_seconds else "newest"
+    least = "at most" if rule.at_most else "at least"
+    wait = _duration(rule.for_seconds) if rule.for_seconds else "at once"
+    hold = _duration(rule.hold_seconds) + (", sticky" if rule.sticky else "")
+    early = ", ".join(["detects"] * (rule.detect is not None) + ["records"] * rule.record)
+    cells = (
+        f"[`{rule.name}`](../runbooks/{rule.name}.md)",
+        rule.severity,
+        f"`{rule.per}`",
+        rule.help,
+        rule.next_step,
+        window,
+        f"{least} {rule.limit:g}",
+        wait,
+        hold,
+        early,
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def configuration_page() -> str:

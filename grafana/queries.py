@@ -83,13 +83,18 @@ def options(server: Prometheus, variable: Json, span: Span, values: Mapping[str,
     return sorted(known, key=float if variable["sort"] == 3 else str)
 
 
+def _literal(value: str) -> str:
+    """Return a value as a regular expression within a string of PromQL, which escapes again."""
+    return re.escape(value).replace("\\", "\\\\")
+
+
 def pattern(model: Json, chosen: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return what Grafana puts into an expression for each variable."""
     many = {one["name"]: one.get("multi", False) for one in model["templating"]["list"]}
     return {
         name: ".+"
         if ALL in values
-        else f"({'|'.join(map(re.escape, values))})"
+        else f"({'|'.join(map(_literal, values))})"
         if many[name]
         else "".join(values[:1])
         for name, values in chosen.items()

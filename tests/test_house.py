@@ -23,7 +23,8 @@ PACKAGE = ROOT / "gpuwatch"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONTRACT = tomllib.loads((ROOT / "tests/data/metrics.toml").read_text())
 README = ROOT / "README.md"
-DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
+LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 LINES = 400
 NOT_BASE = (
     "ns|us|ms|milliseconds?|microseconds?|minutes?|hours?|days?|kib|mib|gib|kb|mb|gb|kilobytes|"
@@ -189,28 +190,63 @@ def test_every_test_states_the_behaviour():
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_name_metrics_that_exist(path):
-    """Every metric, signal and linked file that a document names is there."""
+    """Every metric that a document names is served; an alert of the fleet has its runbook."""
     text = path.read_text()
     suffix = re.compile("_(bucket|count|sum)$")
-    for name in set(re.findall(rf"\b{NAMESPACE}[a-z0-9_]+", text)):
+    alerts = {page.stem for page in (ROOT / "docs/runbooks").glob("*.md")}
+    for name in set(re.findall(rf"\b{NAMESPACE}[a-z0-9_]+", text)) - alerts:
         assert name in CONTRACT or suffix.sub("", name) in CONTRACT, name
-    for target in re.findall(r"\]\(([^):#]+)\)", text):
-        assert (path.parent / target).exists(), target
 
 
-def test_readme_lists_every_metric():
-    """Whoever reads the README has heard of every metric; statistics go with their signal."""
-    text = README.read_text()
-    unsaid = [
-        name
-        for name in CONTRACT
-        if name.startswith(NAMESPACE)
-        and not re.search(rf"\b{name}\b", text)
-        and not re.search("_(min|max|mean)$", name)
-    ]
-    assert unsaid == []
+def anchors(path):
+    """Return the anchors that a Markdown page gets from its headings, as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(path.read_text()), re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = sum(
+            one == anchor or re.fullmatch(rf"{anchor}-\d+", one) is not None for one in found
+        )
+        found.add(f"{anchor}-{number}" if number else anchor)
+    return found
+
+
+def prose(text):
+    """Return a Markdown text without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_link_is_broken(path):
+    """Every file, and every heading, that a document links to is there."""
+    text = prose(path.read_text())
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    for target in targets:
+        name, _, anchor = target.partition("#")
+        if "://" in name or name.startswith("mailto:"):
+            continue
+        place = (path.parent / name).resolve() if name else path
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), target
+
+
+def test_the_index_names_every_page():
+    """Who looks for a page finds it in the index, once."""
+    index = ROOT / "docs/README.md"
+    linked = re.findall(r"\]\(([^):#]+\.md)\)", index.read_text())
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/reference").glob("*.md")]
+    named = [name for name in linked if not name.startswith("../")]
+    expected = [str(page.relative_to(ROOT / "docs")) for page in pages if page != index]
+    assert sorted(named) == sorted(expected)
+
+
+def test_the_reference_has_every_metric():
+    """Whoever looks a metric up finds it, its statistics too."""
+    text = (ROOT / "docs/reference/metrics.md").read_text()
+    names = [name for name in CONTRACT if name.startswith(NAMESPACE)]
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_readme_lists_every_command():
@@ -219,7 +255,18 @@ def test_readme_lists_every_command():
     assert sorted(rows) == sorted(commands.COMMANDS)
 
 
-def test_readme_lists_every_rule_as_it_is():
+def test_the_reference_has_every_rule_as_it_is():
     """The table of alerts has each rule with its severity and meaning, and no other."""
+    text = (ROOT / "docs/reference/alerts.md").read_text()
+    cells = r"^\| \[`([a-z_]+)`\]\([^)]+\) \| (\w+) \| `(\w+)` \| ([^|]*) \| ([^|]*) \|"
+    expected = [
+        (rule.name, rule.severity, rule.per, rule.help, rule.next_step) for rule in rules.RULES
+    ]
+    assert re.findall(cells, text, re.MULTILINE) == expected
+
+
+def test_readme_tells_alerts_as_they_are():
+    """The README shows some alerts; each with its severity and meaning."""
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| (.*) \|$", README.read_text(), re.MULTILINE)
-    assert rows == [(rule.name, rule.severity, rule.help) for rule in rules.RULES]
+    assert set(rows) <= {(rule.name, rule.severity, rule.help) for rule in rules.RULES}
+    assert rows
