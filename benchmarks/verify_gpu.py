@@ -1,13 +1,14 @@
 """Figures of `gpuwatch verify` beside independent ones, on this host's GPUs, in one run.
 
-    python benchmarks/verify_gpu.py --output DIRECTORY [--deep-seconds 45] [-- MORE FLAGS OF VERIFY]
+    python benchmarks/verify_gpu.py --output DIRECTORY [--seconds 330] [-- MORE FLAGS OF VERIFY]
 
 Parts: "quick" and "deep" run the command as a user does, the second with shorter loads; "reference"
 measures the same by other code: torch.utils.benchmark, copies by the host's clock, an all-reduce of
 its own; nvidia-smi looks on meanwhile; "p2p_off" runs the all-reduce with NCCL_P2P_DISABLE=1, which
-must be caught and named. Whatever becomes of one part, the others are tried. `results.json` and a
-report of each run as JSON and HTML are left in the directory. No setting of a GPU is changed, and
-what the environment says to NCCL stays.
+must be caught and named. Whatever becomes of one part, the others are tried. The deep run has what
+is left of the time. Four files are left in the directory: `results.json` with the reports,
+`verify.txt` with what was printed, and the pages of the quick and the deep run. No setting of a GPU
+is changed, and what the environment says to NCCL stays.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,15 +26,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpuwatch.verify_text import amount
+
 EDGE, REPEATS = 8192, 20
 COPY_BYTES, HOST_BYTES, SUM_BYTES = 1 << 30, 256 << 20, 256 << 20
 SMI = "index,temperature.gpu,clocks.sm,power.draw,pcie.link.gen.current,pcie.link.width.current"
-QUICK_SECONDS, DEEP_SECONDS, PART_SECONDS = 200, 1300, 150
-# The command with shorter loads: the check is the same, but for its length.
+QUICK_SECONDS, PART_SECONDS, END_SECONDS = 200.0, 100.0, 15.0
+# The command with shorter loads: the checks are the same, but for their length.
 SHORT = """
 import sys
-from gpuwatch.checks import memory_patterns, sustained
-sustained.DEEP_SECONDS, memory_patterns.SECONDS = {seconds}, {seconds} / 4
+from gpuwatch.checks import memory_patterns, storage, sustained
+from gpuwatch.commands import verify
+verify.DEEP_SECONDS = {seconds}
+sustained.DEEP_SECONDS = max(10.0, min(45.0, {seconds} / 4))
+memory_patterns.SECONDS, storage.DEEP_SECONDS = 10.0, 4.0
 from gpuwatch.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -42,14 +49,10 @@ def verified(
     output: Path, name: str, program: list[str], flags: list[str], seconds: float, **extra: str
 ) -> dict[str, Any]:
     """Run the command; return its report, exit code, time and what nvidia-smi saw meanwhile."""
-    report = output / f"{name}.json"
-    report.unlink(missing_ok=True)
-    command = [
-        *(sys.executable, *program, "verify"),
-        *("--json", str(report), "--html", str(output / f"{name}.html"), *flags),
-    ]
     start = time.monotonic()
-    with nvidia_smi() as seen:
+    with nvidia_smi() as seen, tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.json")
+        command = [*(sys.executable, *program, "verify"), "--json", str(report), *flags]
         done = subprocess.run(
             command,
             env={**os.environ, **extra},
@@ -58,14 +61,16 @@ def verified(
             timeout=seconds,
             check=False,
         )
-    (output / f"{name}.txt").write_text(f"{done.stdout}\n{done.stderr}")
-    told = json.loads(report.read_text()) if report.exists() else {}
+        told = json.loads(report.read_text()) if report.exists() else {}
+    with (output / "verify.txt").open("a") as file:
+        file.write(f"===== {name}: {done.returncode}\n{done.stderr}\n{done.stdout}\n")
     return {
         "code": done.returncode,
         "seconds": time.monotonic() - start,
         "verdict": told.get("verdict"),
         "forced": told.get("forced"),
         "ran": told.get("ran"),
+        "report": told,
         "bad": [one for one in told.get("checks", ()) if one["verdict"] not in ("PASS", "SKIP")],
         "checks": told.get("checks", []),
         "nvidia_smi": seen,
@@ -123,7 +128,7 @@ def of_gpu(torch: Any, device: Any) -> dict[str, float]:
     torch.cuda.set_device(device)
     left, right = (torch.randn(EDGE, EDGE, device=device, dtype=torch.bfloat16) for _ in range(2))
     timer = benchmark.Timer("torch.mm(a, b)", globals={"torch": torch, "a": left, "b": right})
-    median = timer.blocked_autorange(min_run_time=1.0).median
+    median = timer.blocked_autorange(min_run_time=0.3).median
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     host = torch.ones(HOST_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -246,7 +251,7 @@ def caught(run: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--deep-seconds", type=float, default=45.0)
+    parser.add_argument("--seconds", type=float, default=330.0, help="for all parts together")
     parser.add_argument("--parts", default="quick,reference,p2p_off,deep")
     parser.add_argument("--reference-here", action="store_true")
     parser.add_argument("more", nargs="*", help="flags of gpuwatch verify")
@@ -256,16 +261,30 @@ def main() -> int:
     if arguments.reference_here:
         print(json.dumps(reference_here()))
         return 0
+    (output / "verify.txt").unlink(missing_ok=True)
+    end = time.monotonic() + arguments.seconds
     module, more = ["-m", "gpuwatch"], arguments.more
-    short = ["-c", SHORT.format(seconds=arguments.deep_seconds)]
-    only = ["--only", "allreduce"]
+
+    def page(name: str) -> list[str]:
+        return ["--html", str(output / f"{name}.html"), *more]
+
+    def deep() -> dict[str, Any]:
+        left = end - time.monotonic()
+        short = ["-c", SHORT.format(seconds=left - END_SECONDS)]
+        return verified(output, "deep", short, ["--deep", *page("deep")], left)
+
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "quick": lambda: verified(output, "quick", module, [*more], QUICK_SECONDS),
+        "quick": lambda: verified(output, "quick", module, page("quick"), QUICK_SECONDS),
         "reference": lambda: reference(output),
         "p2p_off": lambda: verified(
-            output, "p2p_off", module, [*only, *more], QUICK_SECONDS, NCCL_P2P_DISABLE="1"
+            output,
+            "p2p_off",
+            module,
+            ["--only", "allreduce", *more],
+            PART_SECONDS,
+            NCCL_P2P_DISABLE="1",
         ),
-        "deep": lambda: verified(output, "deep", short, ["--deep", *more], DEEP_SECONDS),
+        "deep": deep,
     }
     results: dict[str, Any] = {}
     for name in arguments.parts.split(","):
@@ -285,10 +304,12 @@ def main() -> int:
         for one in run.get("bad", ()):
             print(
                 f"  {one['verdict']} {one['name']} {one['measure']} {one['entity']}"
-                f"{' (thumb)' if one['thumb'] else ''}: {one['value']} of {one['expectation']}:"
-                f" {one['reason']} [{one['cause']}]",
+                f"{' (thumb)' if one['thumb'] else ''}: {amount(one['value'], one['unit'])} of"
+                f" {amount(one['expectation'], one['unit'])}: {one['reason']} [{one['cause']}]",
                 flush=True,
             )
+        for one in run.get("ran") or ():
+            print(f"  {one['name']}: {one['seconds']:.1f} s", flush=True)
         results["compared"] = compared(results)
         if "p2p_off" in results:
             results["caught"] = caught(results["p2p_off"])

@@ -33,7 +33,7 @@ SIGMA_FLOOR = 0.003  # of the median: what a card repeats to
 BASELINE_WARN, BASELINE_FAIL = 0.97, 0.92
 NOISY = 0.03
 AGAIN = 1.5  # times what a run took: the one that is tried again may take that
-LONGEST = 0.85  # of the time of a check, for one run: what hangs must be told before it is over
+TOLD_SECONDS = 2.5  # of a check's time are left: what hangs must be put away, and told of, by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,18 @@ class Opinion:
     verdict: Verdict
     expectation: float
     source: str
+
+
+class TimeLeft:
+    """What is left of the time of a check, which may take so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def of_a_run(self) -> float:
+        """How many seconds a run that begins now may take."""
+        return max(0.0, self._end - time.monotonic() - TOLD_SECONDS)
 
 
 def shape_name(reading: CanaryReading) -> str:
@@ -55,24 +67,31 @@ def entity(gpu: int | None) -> str:
     return "host" if gpu is None else f"gpu{gpu}"
 
 
-def without_value(one: Result) -> Finding | None:
-    """Return what is to be said of a result that is no measure; None of one that is."""
-    where = entity(one.gpu)
-    what: dict[str, Any] = {"name": one.canary, "entity": where, "reason": one.detail}
+def without_value(one: Result, name: str = "") -> Finding | None:
+    """Return what is to be said of a result that is no measure; None of one that is.
+
+    `name` is that of the check, if it is not that of the canary.
+    """
+    where, name = entity(one.gpu), name or one.canary
+    what: dict[str, Any] = {"name": name, "entity": where, "reason": one.detail}
+    log = "look at the kernel log for Xid errors, reset the GPU, run it again"
     match one.result:
+        case "skipped" if one.reason == "no_answer":  # it did when the examination began
+            return Finding(**what, verdict="FAIL", cause="driver", next_step=log)
         case "skipped":
             busy = "in use" in one.detail or "job" in one.detail
             step = "run it again when the GPUs are idle" if busy else "mend that, and run it again"
             return Finding(**what, verdict="SKIP", cause="busy" if busy else "host", next_step=step)
+        case "aborted" if "the driver" in one.detail:
+            return Finding(**what, verdict="UNKNOWN", cause="driver", next_step=log)
         case "aborted":
             step = "run it again when the GPUs are idle"
             return Finding(**what, verdict="UNKNOWN", cause="busy", next_step=step)
         case "failed" if re.search("^not done|^hangs: .* phase (start|import)$", one.detail):
-            step = f"run it again, now that torch is in memory: --only {one.canary}, with --deep"
+            step = f"run it again, now that torch is in memory: --only {name}, with --deep"
             return Finding(**what, verdict="UNKNOWN", cause="host", next_step=step)
         case "failed":
-            step = "look at the kernel log for Xid errors, reset the GPU, run it again"
-            return Finding(**what, verdict="FAIL", cause="driver", next_step=step)
+            return Finding(**what, verdict="FAIL", cause="driver", next_step=log)
         case "wrong":
             step = "do not compute on it: have the GPU replaced"
             return Finding(**what, verdict="FAIL", cause="memory", next_step=step)
@@ -84,7 +103,7 @@ def measured(
     name: str,
     at_once: int,
     seconds: float,
-    longest_seconds: float,
+    longest_seconds: float = math.inf,
     more: Callable[[Node, Sequence[Result]], Iterable[Finding]] | None = None,
 ) -> Iterator[Finding | CanaryReading]:
     """Run a canary on all GPUs, so many at once; yield its readings, and findings about them.
@@ -93,20 +112,21 @@ def measured(
     fits into the `seconds` that there are. A run that takes `longest_seconds` has failed, so that
     the others are told of in time. `more` are findings about the same results.
     """
-    began = time.monotonic()
+    left = TimeLeft(seconds)
     with node.session() as session:
         start = time.monotonic()
-        results = list(session.run(name, at_once=at_once, longest_seconds=longest_seconds))
+        longest = min(longest_seconds, left.of_a_run)
+        results = list(session.run(name, at_once=at_once, longest_seconds=longest))
         yield from usable(results)
         of_a_run = (time.monotonic() - start) / math.ceil(max(1, len(node.gpus)) / at_once)
         findings = list(appraised(node, results))
         slow = {one.entity for one in findings if one.verdict in ("WARN", "FAIL") and one.value}
         numbers = [one.gpu for one in results if one.gpu is not None and entity(one.gpu) in slow]
         for number in sorted(set(numbers))[: None if node.deep else 1]:
-            if time.monotonic() + AGAIN * of_a_run > began + seconds:
+            if AGAIN * of_a_run > (longest := min(longest_seconds, left.of_a_run)):
                 break
             others = [one for one in results if one.gpu != number]
-            again = list(session.run(name, only=[number], longest_seconds=longest_seconds))
+            again = list(session.run(name, only=[number], longest_seconds=longest))
             second = {
                 one.measure: one
                 for one in appraised(node, [*others, *again])
@@ -131,7 +151,7 @@ def _both(first: Finding, second: Finding) -> Finding:
         return replace(
             first, verdict="WARN", reason=f"{first.reason}; tried again, alone, it gives {value}"
         )
-    return replace(second, reason=f"{second.reason}, twice")
+    return replace(second, reason=f"{second.reason}; the same when tried again, alone")
 
 
 def usable(results: Iterable[Result]) -> Iterator[CanaryReading]:
@@ -196,7 +216,7 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> 
     verdict = worst.verdict
     why = why_slow(node, one, others)
     loss = 1 - reading.value / worst.expectation
-    reason = f"{loss:.1%} under {written(one.canary, worst.expectation)} ({worst.source})"
+    reason = f"{loss:.1%} less than expected"
     if (reading.spread or 0.0) > NOISY and loss < (reading.spread or 0.0):
         verdict = "WARN"
         why = Why("host", f"it varies by {reading.spread:.1%} within a second", why.next_step)

@@ -39,7 +39,10 @@ DEADLINES: Mapping[str, float] = {
 }
 OTHER_SECONDS = 10.0
 LONGEST_SECONDS = 300.0
-STILL_SECONDS = 3.0  # in one phase, when there is no more time: it hangs, and is not just slow
+# Phases that follow each other fast: one that lasts longer, when there is no more time, hangs. What
+# comes before and after may take its time, as where a driver or NCCL is loaded slowly.
+FAST = ("warm_up", "measure")
+STILL_SECONDS = 3.0
 GRACE_NS = int(0.3 * SECOND_NS)  # between a word and a kill
 GONE_SECONDS = 2.0  # until what was killed has ended, unless it is in a driver call
 BLOCK_BYTES = 64 * 1024
@@ -204,8 +207,9 @@ class Run:
             longest_ns = int(self.task.longest_seconds * SECOND_NS)
             if now > min(self._deadline_ns, self._began_ns + longest_ns):
                 seconds = (now - self._phase_ns) / SECOND_NS
-                late = now > self._deadline_ns or seconds > STILL_SECONDS
-                what = "hangs" if late else f"not done in {self.task.longest_seconds:.0f} s"
+                still = self.phase in FAST and seconds > STILL_SECONDS
+                hangs = still or now > self._deadline_ns
+                what = "hangs" if hangs else f"not done in {self.task.longest_seconds:.0f} s"
                 self._stopped = f"{what}: {seconds:.1f} s in phase {self.phase}"
                 return self._end()
             return None

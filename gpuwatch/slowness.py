@@ -1,7 +1,9 @@
 """Slowness: what made a canary slow, by what was seen of its GPU meanwhile.
 
-A card is slow because its clocks are held down (heat, power, a setting), or at its full clock: then
-the work per clock is less than that of its siblings. A copy is slow because its link is.
+A card is slow because its clock is held down (heat, power, a setting), or at the clock that others
+have: then something else is wrong with it, or with the code that it runs. A copy is slow because
+its link is. The driver's clock is some 50 ms old and its power the mean of up to a second: work per
+clock of a burst says nothing, but clocks that differ widely do.
 """
 
 import os
@@ -9,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from gpuwatch.clock import SECOND_NS
 from gpuwatch.session import Result
 from gpuwatch.verify import Cause, Node
 
@@ -17,8 +20,10 @@ BRAKE = ("hw_power_brake", "hw_slowdown")
 SET = ("applications_clocks", "sync_boost", "display_clocks")
 SHARE = 0.01  # of the time: less is an edge
 MOST = 0.5  # of the time
-LOW = 0.97  # of the siblings' clock, or work per clock
+LOW = 0.97  # of the siblings' clock
+SLOWER = 0.95  # of the siblings' median
 FULL_CLOCK = 0.9  # of the highest
+POWER_SECONDS = 1.0  # less, and the driver's power is still of the time before
 SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
 
 
@@ -35,7 +40,9 @@ def why_slow(node: Node, one: Result, others: Sequence[Result]) -> Why:
     if one.canary == "allreduce":
         return _between(node, one)
     number = next(iter(one.seen), None)
-    seen = one.seen.get(number, {}) if number is not None else {}
+    seen = dict(one.seen.get(number, {})) if number is not None else {}
+    if one.told and one.told["end_ns"] - one.told["start_ns"] < POWER_SECONDS * SECOND_NS:
+        seen.pop("power_watts", None)
     about = next((gpu for gpu in node.gpus if gpu["gpu"] == number), {})
     if one.canary == "pcie":
         return _link(seen, about)
@@ -84,8 +91,8 @@ def _clock(
 ) -> Why:
     reading = one.reading
     assert reading is not None
-    clock, per_hertz = reading.clock_hertz, reading.value_per_hertz
-    if clock is None:
+    clock, value = reading.clock_hertz, reading.value
+    if clock is None or value is None:
         return Why("", "its clock is not known", "run it again, and look at nvidia-smi -q -d CLOCK")
     slow: Cause = "memory" if one.canary == "memory" else "kernel"
     step = {
@@ -95,23 +102,32 @@ def _clock(
     }[slow]
     shown = _shown(seen, about)
     clocks = [other.reading.clock_hertz for other in others if other.reading]
-    rates = [other.reading.value_per_hertz for other in others if other.reading]
-    usual, usual_rate = _median(clocks), _median(rates)
-    if usual and usual_rate and per_hertz:
-        by_clock, by_rate = 1 - clock / usual, 1 - per_hertz / usual_rate
-        low = by_clock > by_rate and clock < LOW * usual
-    else:
-        limit = _of(about, "clocks", "sm", "limit_hertz")
-        capped = (seen.get("reasons") or {}).get("sw_power_cap", 0.0) > MOST
-        low = limit is not None and clock < FULL_CLOCK * limit and not capped
+    values = [other.reading.value for other in others if other.reading]
+    usual, usual_value = _median(clocks), _median(values)
+    limit = _of(about, "clocks", "sm", "limit_hertz")
+    low = under = limit is not None and clock < FULL_CLOCK * limit
+    beside = ""
+    if usual and usual_value:
+        lost = 1 - value / usual_value
+        if apart := clock < LOW * usual and 1 - clock / usual >= lost / 2:
+            beside = f", that of its siblings is {usual / 1e6:.0f} MHz"
+        # What is slower than others at their clock is so for another reason.
+        low = apart or (under and value > SLOWER * usual_value)
+    if low and (seen.get("reasons") or {}).get("sw_power_cap", 0.0) > MOST:
+        return Why(
+            "clock",
+            f"its power limit holds its clock down{beside}{shown}",
+            "compare its power limit, draw and temperature with those of other such cards, under"
+            " load: nvidia-smi -q -d POWER,TEMPERATURE",
+        )
     if low:
-        beside = f", that of its siblings is {usual / 1e6:.0f} MHz" if usual else ""
         return Why(
             "clock",
             f"its clock is low{beside}{shown}",
             "compare power limit, temperature and clock settings with nvidia-smi -q",
         )
-    return Why(slow, f"slow at its full clock{shown}", step)
+    at = "the clock of its siblings" if under and usual else "its full clock"
+    return Why(slow, f"slow at {at}{shown}", step)
 
 
 def _shown(seen: Mapping[str, Any], about: Mapping[str, Any]) -> str:

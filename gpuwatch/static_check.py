@@ -16,7 +16,7 @@ class StaticCheck:
     help: str
     look: Callable[[Node], Iterable[Finding]]
     essential: bool = False
-    seconds: float = 5.0  # a file of a sick device may hang
+    seconds: float = 2.0  # some milliseconds, but a file of a sick device may hang
     deep_only: bool = False
     phase: Literal["static", "load"] = "static"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.verify import Verdict
-from gpuwatch.verify_report import Report
 
 NOISE = 0.02  # of a value that says nothing of its own
 THUMB_NOISE = 0.25  # of what rules of thumb are about: what else the host does
@@ -19,13 +18,12 @@ RATES = ("bytes_per_second", "flops_per_second")  # of which more is better
 Change = dict[str, Any]
 
 
-def compare(report: Report, before: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return what is another than in an earlier report.
+def compare(now: Mapping[str, Any], before: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return what is another than in an earlier report; both as plain data.
 
     "verdict" is WARN if a GPU is gone or another one, or a rate fell (a time rose) by more than
     5 % and more than its noise; else PASS. Raises ConfigError if `before` is damaged.
     """
-    now = report.to_json()
     try:
         changes = [
             *_gpus(now, before),
@@ -80,7 +78,7 @@ def _gpus(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]
 
 
 def _by_uuid(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {gpu["uuid"]: gpu for gpu in report["gpus"] if gpu["uuid"]}
+    return {str(gpu["uuid"]): gpu for gpu in report["gpus"] if gpu["uuid"]}
 
 
 def _versions(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
@@ -123,5 +121,10 @@ def _by_place(report: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, A
     found = {}
     for one in report["checks"]:
         parts = tuple(sorted(uuids.get(part, part) for part in one["entity"].split("-")))
+        for name in ("noise", "value"):
+            if isinstance(one[name], float) and not math.isfinite(one[name]):
+                raise ValueError(f"{name} {one[name]}")
+        if not isinstance(one["noise"], int | float | None):
+            raise TypeError(f"noise {one['noise']!r}")
         found[one["name"], one["measure"], parts] = one
     return found

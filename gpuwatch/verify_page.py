@@ -14,7 +14,19 @@ from string import Template
 from gpuwatch.verify import Finding
 from gpuwatch.verify_charts import charts
 from gpuwatch.verify_report import Report
-from gpuwatch.verify_text import amount, change_text, merged, places, summary, title, values
+from gpuwatch.verify_text import (
+    alike,
+    amount,
+    change_text,
+    heading,
+    merged,
+    places,
+    reason,
+    seen,
+    summary,
+    title,
+    values,
+)
 
 DATA = Path(__file__).with_name("data")
 FORCED = "Forced: somebody else was on the GPUs, so no figure here is a measure of them."
@@ -107,13 +119,14 @@ def _verdict(found: Finding) -> str:
 
 
 def _faults(judged: Iterable[Finding]) -> Iterator[str]:
-    bad = merged(found for found in judged if found.verdict not in ("PASS", "SKIP"))
-    for group in bad:
-        found = group[0]
-        about = f"{title(found)}, {places([one.entity for one in group])}"
-        looks = f" (looks like: {found.cause})" if found.cause else ""
-        yield f"<h3>{_verdict(found)} {escape(about)}</h3>"
-        for text in (found.reason + looks, found.next_step):
+    for groups in alike(found for found in judged if found.verdict not in ("PASS", "SKIP")):
+        found = groups[0][0]
+        yield f"<h3>{_verdict(found)} {escape(heading(groups))}</h3>"
+        for group in groups:
+            name = f"{group[0].measure}: " if len(groups) > 1 and group[0].measure else ""
+            told = seen(group)
+            yield f"<p>{escape(name + told)}</p>" if told else ""
+        for text in (reason(found), found.next_step):
             yield f"<p>{escape(text)}</p>" if text else ""
 
 

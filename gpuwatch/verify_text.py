@@ -26,6 +26,12 @@ SHOWN = {
     "joules": ("J", 1.0),
     "lanes": ("lanes", 1.0),
 }
+LOOKS = {
+    "board": "another board than was sold",
+    "busy": "somebody else",
+    "clock": "a low clock",
+    "kernel": "the chip, or the code it runs",
+}
 BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
@@ -67,8 +73,8 @@ def _lines(report: Report) -> Iterator[str]:
     looked = {one.check.name for one in report.ran if one.check.phase == "static"}
     sound = [found for found in judged if found.verdict == "PASS" and found.name in looked]
     yield from _table([found for found in judged if found not in sound], sound)
-    for group in merged(found for found in judged if found.verdict != "PASS"):
-        yield from ("", *_explained(group))
+    for groups in alike(found for found in judged if found.verdict != "PASS"):
+        yield from ("", *_explained(groups))
     yield from _skipped([found for found in report.judged if found.verdict == "SKIP"])
     if thumbs := [found for found in report.findings if found.thumb]:
         yield from ("", THUMB, *_table(thumbs))
@@ -111,6 +117,42 @@ def merged(findings: Iterable[Finding]) -> list[list[Finding]]:
     titles = dict.fromkeys(title(found) for found in findings)
     order = {name: number for number, name in enumerate(titles)}
     return [list(group) for _, group in groupby(sorted(findings, key=key), key=key)]
+
+
+def alike(findings: Iterable[Finding]) -> list[list[list[Finding]]]:
+    """Return groups of findings together whose explanation differs in numbers alone."""
+    together: dict[tuple[Any, ...], list[list[Finding]]] = {}
+    for group in merged(findings):
+        one = group[0]
+        where = places([found.entity for found in group])
+        reason = re.sub(r"[\d.]+", "", one.reason)
+        key = one.verdict, one.name, where, one.cause, one.next_step, reason
+        together.setdefault(key, []).append(group)
+    return list(together.values())
+
+
+def heading(groups: Sequence[Sequence[Finding]]) -> str:
+    """Return what is wrong, and where."""
+    names = [title(group[0]) for group in groups]
+    names[1:] = [group[0].measure for group in groups[1:]]
+    return f"{', '.join(names)}, {places([found.entity for found in groups[0]])}"
+
+
+def reason(found: Finding) -> str:
+    """Return why it is no PASS, and what that looks like."""
+    looks = f" (looks like: {LOOKS.get(found.cause, found.cause)})" if found.cause else ""
+    return f"{found.reason}{looks}" if found.reason else ""
+
+
+def seen(group: Sequence[Finding]) -> str:
+    """Return what was found and what should be; "" where neither is known."""
+    found = group[0]
+    if found.value is None and found.expectation is None:
+        return ""
+    if found.expectation is None:
+        return values(group)
+    source = f", {found.source}" if found.source else ""
+    return f"{values(group)}; expected {amount(found.expectation, found.unit)}{source}"
 
 
 def _table(findings: Sequence[Finding], sound: Sequence[Finding] = ()) -> Iterator[str]:
@@ -188,23 +230,18 @@ def values(group: Sequence[Finding]) -> str:
     return next(iter(texts)) if len(texts) == 1 else f"{len(texts)} different"
 
 
-def _explained(group: Sequence[Finding]) -> Iterator[str]:
+def _explained(groups: Sequence[Sequence[Finding]]) -> Iterator[str]:
     """Yield why findings are no PASS, and what to do."""
-    found = group[0]
+    found = groups[0][0]
     forced = " (forced)" if found.forced else ""
-    where = places([one.entity for one in group])
-    yield from _wrapped(f"{found.verdict}{forced}  {title(found)}, {where}")
-    if found.value is not None or found.expectation is not None:
-        told = values(group)
-        if found.expectation is not None:
-            told += f"; expected {amount(found.expectation, found.unit)}"
-            told += f", {found.source}" * bool(found.source)
-        yield from _wrapped(told, "    is:   ")
-    if found.reason:
-        looks = f" (looks like: {found.cause})" if found.cause else ""
-        yield from _wrapped(found.reason + looks, "    why:  ")
-    if found.next_step:
-        yield from _wrapped(found.next_step, "    next: ")
+    yield from _wrapped(f"{found.verdict}{forced}  {heading(groups)}")
+    for group in groups:
+        name = f"{group[0].measure}: " if len(groups) > 1 and group[0].measure else ""
+        if told := seen(group):
+            yield from _wrapped(f"{name}{told}", "    is:   ")
+    for text, label in ((reason(found), "why: "), (found.next_step, "next:")):
+        if text:
+            yield from _wrapped(text, f"    {label} ")
 
 
 def _skipped(findings: Sequence[Finding]) -> Iterator[str]:

@@ -166,11 +166,12 @@ def no_fabric(directory: Path) -> Host:
 
 
 def worn_out(directory: Path) -> Host:
-    """Show one GPU has a row that could not be remapped, one waits for a reset, one had errors."""
+    """Show a row that could not be remapped, one that waits for a reset, errors of the past."""
     made = eight_a100(directory)
     made.say("nvmlDeviceGetRemappedRows", dev=0, val=[0, 9, 0, 1])
     made.say("nvmlDeviceGetRemappedRows", dev=1, val=[0, 1, 1, 0])
-    made.say("nvmlDeviceGetTotalEccErrors:uncorrected:aggregate", dev=2, val=3)
+    made.say("nvmlDeviceGetTotalEccErrors:uncorrected:aggregate", dev=2, val=30)
+    made.say("nvmlDeviceGetTotalEccErrors:uncorrected:aggregate", dev=5, val=1)  # repaired since
     made.say("nvmlDeviceGetRowRemapperHistogram", dev=3, val=[638, 0, 0, 1, 1])
     made.say("field GET_GPU_RECOVERY_ACTION", dev=4, val=2)
     return made
@@ -281,7 +282,6 @@ HOSTS: dict[Callable[[Path], Host], set[tuple[str, ...]]] = {
         ("FAIL", "health", "gpu0", "remap failed", "memory"),
         ("WARN", "health", "gpu0", "remapped", "memory"),
         ("FAIL", "health", "gpu1", "remap pending", "memory"),
-        ("WARN", "health", "gpu1", "remapped", "memory"),
         ("WARN", "health", "gpu2", "lifetime", "memory"),
         ("FAIL", "health", "gpu3", "spare rows", "memory"),
         ("FAIL", "health", "gpu4", "recovery", "memory"),

@@ -363,12 +363,12 @@ def test_compared_with_an_earlier_report(tmp_path):
     swapped = json.loads(json.dumps(before))
     swapped["gpus"][0]["uuid"], swapped["gpus"][1]["uuid"] = UUIDS[1], UUIDS[0]
     now = reported([rate(0, 6.05e14), rate(1, 7e14)])
-    told = compare(now, swapped, "old")
+    told = compare(now.to_json(), swapped, "old")
     assert [(one["what"], one["before"], one["now"]) for one in told["changes"]] == [
         *(("gpu", 0, 1), ("gpu", 1, 0))
     ]
     assert told["verdict"] == "PASS"
-    told = compare(now, before, "old")
+    told = compare(now.to_json(), before, "old")
     assert [(one["entity"], one["worse"]) for one in told["changes"]] == [
         *(("gpu0", True), ("gpu1", False))
     ]
@@ -379,12 +379,12 @@ def test_compared_with_an_earlier_report(tmp_path):
     )
     for damaged in ({**before, "time": 1e300}, {**before, "checks": [1]}, {"time": 0}):
         with pytest.raises(ConfigError, match="old: a damaged report"):
-            compare(now, damaged, "old")
-    noisy = compare(reported([rate(0, 6.5e14, noise=0.1), rate(1, 6e14)]), before, "old")
+            compare(now.to_json(), damaged, "old")
+    noisy = compare(reported([rate(0, 6.5e14, noise=0.1), rate(1, 6e14)]).to_json(), before, "old")
     assert noisy["changes"] == []
     replaced = json.loads(json.dumps(before))
     replaced["gpus"][0]["uuid"], replaced["versions"]["driver"] = "GPU-old", "570.1"
-    told = compare(now, replaced, "old")
+    told = compare(now.to_json(), replaced, "old")
     assert [(one["kind"], one["before"], one["now"], one["worse"]) for one in told["changes"]][
         :2
     ] == [*(("gpu", "GPU-old", UUIDS[0], True), ("version", "570.1", "580.95.05", False))]

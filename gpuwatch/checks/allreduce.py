@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from gpuwatch.appraisal import LONGEST, appraised, usable, without_value
+from gpuwatch.appraisal import TimeLeft, appraised, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.session import Result
 from gpuwatch.slowness import why_slow
@@ -37,14 +37,14 @@ class Allreduce:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 90.0 if deep else 20.0 + gpus / 2
+        return 90.0 if deep else 17.0 + gpus / 4
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Run it once; judge 256 MiB, draw the rest."""
+        left = TimeLeft(self.bound_seconds(len(node.gpus), node.deep))
         with node.session() as session:
-            longest = LONGEST * self.bound_seconds(len(node.gpus), node.deep)
             sizes = SWEEP if node.deep else ()
-            results = list(session.run(self.name, sizes=sizes, longest_seconds=longest))
+            results = list(session.run(self.name, sizes=sizes, longest_seconds=left.of_a_run))
         yield from usable(results)
         measured = []
         for one in results:
@@ -100,7 +100,7 @@ def by_links(node: Node, one: Result, unknown: Finding, value: float) -> Finding
     if verdict == "PASS":
         return finding
     why = why_slow(node, one, ())
-    reason = f"{1 - value / floor:.1%} under the floor of {floor / 1e9:.4g} GB/s"
+    reason = f"{1 - value / floor:.1%} less than expected"
     return replace(
         finding,
         reason=f"{reason}: {why.text}" if why.text else reason,

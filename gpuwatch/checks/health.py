@@ -11,6 +11,10 @@ from gpuwatch.static_check import Matter, StaticCheck, entity
 from gpuwatch.verify import Facts, Finding, Node
 
 WORN_OUT_PAGES = 60  # NVIDIA takes a card back from there on
+# NVIDIA's GPU memory error management: a row that was remapped is healed, and a card is taken back
+# for a remap that fails. As many as one bank has spare rows are a sign of wear all the same.
+MANY_ROWS = 8
+WATCH = "test its memory with --deep, and watch the count"
 ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain", 4: "drain and reset"}
 RMA = "have the card replaced: reject the node"
 RESET = "reset the GPU, then verify again"
@@ -49,10 +53,22 @@ def _lifetime(gpu: Facts) -> Finding:
     errors = count(gpu, "ecc", "lifetime", "uncorrected")
     if errors is None:
         return matter.skipped("it has no ECC, ECC is off, or it does not tell", "nothing")
-    fault = f"{errors} uncorrected ECC errors in its life; what was wrong may be remapped"
-    return matter.seen(float(errors), 0.0, "rule of thumb").judged(
-        fault if errors else "", "memory", "test its memory with --deep, and watch the count"
+    repairs = look_up(gpu, "rows", "failed"), look_up(gpu, "retired", "double_bit")
+    return _healed(
+        matter,
+        errors,
+        "uncorrected ECC errors in its life",
+        mended=any(told is not None for told in repairs),
     )
+
+
+def _healed(matter: Matter, number: int, what: str, *, mended: bool = True) -> Finding:
+    """Judge what has been repaired: few are told as they are, many are a sign of wear."""
+    matter = matter.seen(float(number), f"below {MANY_ROWS}", "as a bank of memory has spare rows")
+    fault = f"{number} {what}"
+    if number >= MANY_ROWS or (number and not mended):
+        return matter.odd(fault, "memory", WATCH)
+    return matter.good(f"{fault}: repaired since" if number else "")
 
 
 def _rows(gpu: Facts) -> Iterator[Finding]:
@@ -78,10 +94,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
     if rows is None:
         yield matter.unread("how many rows were remapped")
     else:
-        fault = f"{rows} rows were remapped after uncorrected errors"
-        yield matter.seen(float(rows), 0.0, "rule of thumb").judged(
-            fault if rows else "", "memory", "test its memory with --deep, and watch the count"
-        )
+        yield _healed(matter, rows, "rows remapped after uncorrected errors")
     yield _banks(gpu)
 
 
@@ -108,7 +121,7 @@ def _pages(gpu: Facts) -> Iterator[Finding]:
         yield matter.seen(float(pages), 0.0, "NVIDIA's dynamic page retirement").judged(
             f"{pages} pages of its memory were retired" if pages else "",
             "memory",
-            RMA if pages >= WORN_OUT_PAGES else "test its memory with --deep, and watch the count",
+            RMA if pages >= WORN_OUT_PAGES else WATCH,
             fatal=pages >= WORN_OUT_PAGES,
         )
     matter = Matter("health", entity(gpu), "retire pending")

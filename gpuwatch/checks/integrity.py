@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import LONGEST, entity, usable, without_value
+from gpuwatch.appraisal import TimeLeft, entity, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.verify import Finding, Node
 
@@ -19,13 +19,13 @@ class Integrity:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 60.0 if deep else 18.0 + gpus / 2
+        return 60.0 if deep else 14.0 + gpus / 4
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Compute once: each result is compared ten times."""
+        left = TimeLeft(self.bound_seconds(len(node.gpus), node.deep))
         with node.session() as session:
-            longest = LONGEST * self.bound_seconds(len(node.gpus), node.deep)
-            results = list(session.run(self.name, longest_seconds=longest))
+            results = list(session.run(self.name, longest_seconds=left.of_a_run))
         yield from usable(results)
         for one in results:
             measure = "sums" if one.gpu is None else "products"

@@ -101,5 +101,5 @@ def _ago(age_ns: int) -> str:
 
 
 CHECK = StaticCheck(
-    "kernel_log", "what the kernel log of this boot tells of the GPUs", look, seconds=10
+    "kernel_log", "what the kernel log of this boot tells of the GPUs", look, seconds=4
 )

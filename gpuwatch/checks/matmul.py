@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import LONGEST, measured
+from gpuwatch.appraisal import measured
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.verify import Finding, Node
 
@@ -19,10 +19,10 @@ class Matmul:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 30.0 + 6 * gpus if deep else 14.0 + gpus
+        return 30.0 + 6 * gpus if deep else 20.0 + gpus / 4
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try all GPUs at once: that is how they are used."""
         gpus = len(node.gpus)
         seconds = self.bound_seconds(gpus, node.deep)
-        yield from measured(node, self.name, gpus, seconds, LONGEST * seconds)
+        yield from measured(node, self.name, gpus, seconds)

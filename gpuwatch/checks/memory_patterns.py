@@ -35,8 +35,8 @@ class MemoryPatterns:
                 )
             )
         for one in results:
-            if finding := without_value(one):
-                yield Finding(**{**finding.to_json(), "name": self.name})
+            if finding := without_value(one, self.name):
+                yield finding
                 continue
             told = one.told or {}
             tested = float(told.get("memory_bytes") or 0.0)

@@ -28,7 +28,7 @@ class Pcie:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs."""
-        return 20.0 + 10 * gpus if deep else 14.0 + 1.75 * gpus
+        return 20.0 + 10 * gpus if deep else 12.0 + 1.5 * gpus
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try GPUs alone, or two at once that are far from each other."""

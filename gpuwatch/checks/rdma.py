@@ -173,4 +173,4 @@ def _near(node: Node, ports: list[RdmaPort]) -> Finding:
     )
 
 
-CHECK = StaticCheck("rdma", "whether RDMA ports are up, alike and near GPUs", look, seconds=10)
+CHECK = StaticCheck("rdma", "whether RDMA ports are up, alike and near GPUs", look, seconds=4)

@@ -41,7 +41,7 @@ class RdmaLoopback:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take; there are about as many ports as GPUs."""
-        return 20.0 + 10 * gpus if deep else 4.0 + 0.75 * gpus
+        return 20.0 + 10 * gpus if deep else 4.0 + 0.5 * gpus
 
     def run(self, node: Node) -> Iterator[Finding]:
         """Try the active ports, one after the other."""

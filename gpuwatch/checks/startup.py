@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import entity, usable, without_value
+from gpuwatch.appraisal import TimeLeft, entity, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.session import Result
 from gpuwatch.verify import Finding, Node
 
-QUICK_SECONDS, DEEP_SECONDS = 14.0, 40.0  # of one run, at most, torch and all
+QUICK_SECONDS, DEEP_SECONDS = 12.0, 40.0  # of one run, at most, torch and all
 LONG_SECONDS = 5.0  # an H200 takes 0.6 s; a driver that must be loaded first some seconds
 THUMB_SECONDS = 0.2  # off the baseline
 
@@ -24,12 +24,13 @@ class Startup:
 
     def bound_seconds(self, gpus: int, deep: bool) -> float:
         """Return how long it may take, with so many GPUs; torch is read from disk for once."""
-        return 20.0 + 5 * gpus if deep else 6.0 + 1.5 * gpus
+        return 20.0 + 5 * gpus if deep else 12.0 + gpus / 2
 
     def run(self, node: Node) -> Iterator[Finding | CanaryReading]:
         """Try one GPU after the other, or four at once if there is no time."""
+        left = TimeLeft(self.bound_seconds(len(node.gpus), node.deep))
         with node.session() as session:
-            longest = DEEP_SECONDS if node.deep else QUICK_SECONDS
+            longest = min(DEEP_SECONDS if node.deep else QUICK_SECONDS, left.of_a_run)
             at_once = 1 if node.deep else 4
             results = list(session.run(self.name, at_once=at_once, longest_seconds=longest))
         yield from usable(results)

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import textwrap
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,13 @@ class Verify:
             raise ConfigError("--save: not with --force: such figures are no baseline")
         config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
         before = load(arguments.compare) if arguments.compare else None
-        for path in (arguments.json, arguments.html):
-            if path not in (None, "-"):
-                _must_be_writable(Path(path))
+        if before is not None:
+            compare(before, before, valid(arguments.compare))  # one that is damaged is said now
+        files = [Path(path) for path in (arguments.json, arguments.html) if path not in (None, "-")]
+        for path in files:
+            _must_be_writable(path)
+        if len({path.absolute() for path in files}) < len(files):
+            raise ConfigError(f"--json, --html: both are {files[0]}: name two files")
         # As an interrupt, so that what runs is put away.
         former = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -116,7 +121,7 @@ class Verify:
         finally:
             signal.signal(signal.SIGTERM, former)
         if before is not None:
-            report.compared = compare(report, before, valid(arguments.compare))
+            report.compared = compare(report.to_json(), before, valid(arguments.compare))
         _told(report, arguments)
         if arguments.save:
             save(report, arguments, config)
@@ -172,6 +177,8 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
     began, start = time.time(), time.monotonic()
     chosen, left_out = _chosen(arguments)
     loads = any(check.phase == "load" for check in chosen)
+    if loads and (python := config["canary"]["python"]) and shutil.which(python) is None:
+        raise ConfigError(f"{python}: cannot be run: --canary.python is an interpreter with torch")
     lock = lock_of(config, vars(arguments)["paths.runtime"])
     progress = Progress(chosen)
     examination = None
@@ -211,21 +218,24 @@ def _told(report: Report, arguments: Namespace) -> None:
     if arguments.json == "-":
         print(written, end="")
     else:
-        print("\n".join(lines(report)))
-        if arguments.json:
-            _write(arguments.json, written)
+        print("\n".join(lines(report)), flush=True)
+    faults = [_write(arguments.json, written)] if arguments.json not in (None, "-") else []
     if arguments.html:
-        _write(arguments.html, page(report))
+        faults.append(_write(arguments.html, page(report)))
+    if told := "; ".join(filter(None, faults)):
+        raise ConfigError(told)
 
 
-def _write(name: str, text: str) -> None:
-    """Write a file as a whole or not at all."""
+def _write(name: str, text: str) -> str:
+    """Write a file as a whole or not at all; return why it could not be, "" if it was."""
     path = Path(name)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text)
         temporary.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        return f"{path}: cannot be written: {error.strerror}"
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return ""
