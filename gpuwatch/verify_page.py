@@ -126,8 +126,8 @@ def _faults(judged: Iterable[Finding]) -> Iterator[str]:
             name = f"{group[0].measure}: " if len(groups) > 1 and group[0].measure else ""
             told = seen(group)
             yield f"<p>{escape(name + told)}</p>" if told else ""
-        for text in (reason(found), found.next_step):
-            yield f"<p>{escape(text)}</p>" if text else ""
+        for label, text in (("Why", reason(found)), ("Next", found.next_step)):
+            yield f"<p>{label}: {escape(text)}</p>" if text else ""
 
 
 def _skipped(judged: Iterable[Finding]) -> Iterator[str]:

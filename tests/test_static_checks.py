@@ -3,8 +3,6 @@
 import copy
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from gpuwatch import checks
 from gpuwatch.checks import kernel_log, pcie_link, topology
 from gpuwatch.checks.identity import differs
 from gpuwatch.checks.pcie_link import Link
+from gpuwatch.cli import main
 from gpuwatch.store import SlotRow, Store
 from gpuwatch.verify import Finding, Node
 
@@ -457,13 +456,16 @@ def test_what_was_not_read_is_no_pass(tmp_path, monkeypatch):
     """Whatever a driver does not tell, or tells wrongly, is never found to be well."""
     node = two_h200(tmp_path).node(monkeypatch)
     for group, measures in SAYS.items():
+        names = {name for name, _ in measures}
         for one in GARBAGE:
             if (group, one) in (("reasons", ["x"]), ("gsp_firmware", "\ud800"), ("recovery", True)):
                 continue  # that could be
             gpus = [{**gpu, group: one} for gpu in node.gpus]
             good = {
                 (found.name, found.measure)
-                for found in examine(replace(node, gpus=gpus))
+                for check in STATIC
+                if check.name in names
+                for found in check.run(replace(node, gpus=gpus))
                 if found.verdict == "PASS"
             }
             assert not good & measures, (group, one)
@@ -489,7 +491,7 @@ def test_no_garbage_breaks_a_check(tmp_path, monkeypatch):
     node = made.node(monkeypatch)
     files = [path for path in (*node.sysfs.rglob("*"), *node.procfs.rglob("*")) if path.is_file()]
     rubbish = (b"", b"\xff\xfe", b"4294967295", b"-1 -1", b"nan", b"0x", b"a: b\n" * 99, b"[]")
-    for _ in range(40):
+    for _ in range(15):
         gpus = copy.deepcopy(node.gpus[:3])
         pairs, driver = copy.deepcopy(list(node.pairs)), dict(node.driver)
         for _ in range(source.randrange(1, 12)):
@@ -516,29 +518,26 @@ def test_no_garbage_breaks_a_check(tmp_path, monkeypatch):
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_the_command_looks_at_a_host(make, expect, code, told, tmp_path):
+def test_the_command_looks_at_a_host(make, expect, code, told, tmp_path, monkeypatch, capsys):
     """`gpuwatch verify --expect` accepts a sound node and rejects frauds, by its exit code."""
     made = make(tmp_path)
-    path = made.environment()
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_SCRIPT"):
+        monkeypatch.setenv(name, made.environment()[name])
     if make is a100_pcie:  # one more was here, as a daemon has kept
         (tmp_path / "state").mkdir(mode=0o750)
         store = Store(tmp_path / "state/gpuwatch.sqlite")
         store.save_inventory([SlotRow("0000:99:00.0", "GPU-gone", "", "", None, None, None)])
         store.close()
-    done = subprocess.run(
+    given = main(
         [
-            *(sys.executable, "-m", "gpuwatch", "verify", "--json", "-", "--expect", expect),
+            *("verify", "--json", "-", "--expect", expect),
             *(f"--only={check.name}" for check in STATIC),
             *(f"--path.{name}={tmp_path / name}" for name in ("sysfs", "kmsg", "runtime", "state")),
             f"--path.procfs={tmp_path / 'proc'}",
-        ],
-        env=path,
-        capture_output=True,
-        text=True,
-        check=False,
+        ]
     )
-    assert done.returncode == code, done.stderr
-    found = json.loads(done.stdout)["checks"]
+    assert given == code
+    found = json.loads(capsys.readouterr().out)["checks"]
     assert told <= {(one["name"], one["measure"]) for one in found if one["verdict"] == "FAIL"}
     assert told or not [one for one in found if one["verdict"] == "FAIL"]
 

@@ -1,11 +1,13 @@
 """`gpuwatch verify` on a node of scripted GPUs, with checks that find, crash, hang or print."""
 
+import io
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import jsonschema
@@ -98,10 +100,13 @@ class Verified:
         )
 
     def run(self, listed, *words):
-        """Return the exit code, standard output and standard error."""
-        process = self.start(listed, *words)
-        output, errors = process.communicate(timeout=120)
-        return process.returncode, output, errors
+        """Run it in this process; return the exit code, standard output and standard error."""
+        output, errors = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
+            patch.setattr(checks, "CHECKS", tuple(Scripted(**one) for one in listed))
+            with redirect_stderr(errors):
+                code = main(self.words(*words))
+        return code, output.getvalue(), errors.getvalue()
 
     def report(self, listed, *words):
         """Return the exit code and the report, which is as the schema says."""
@@ -178,7 +183,7 @@ def test_checks_that_end_badly_harm_nobody(host):
     assert reasons == {
         "raises": "internal error: ValueError: of all things",
         "unavailable": "nvml: gone",
-        "crashes": "it ended by SIGSEGV",
+        "crashes": "it ended by SIGKILL",
         "leaves": "it ended by exit status 0",
         "invents": "found what is no finding: verdict 'GOOD'",
         "works": "it did not end within 0.3 s",
@@ -301,21 +306,25 @@ def test_a_host_without_a_driver(host, capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[-1].startswith("UNKNOWN: 0 GPUs: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--gpu", "7"], "--gpu 7: no such GPU: here are 0, 1, 2"),
-        (["--save", "--force"], "--save: not with --force: such figures are no baseline"),
-        (["--json", "/nowhere/report"], "/nowhere/report: cannot be written: name a file in a"),
-        (["--html", "/dev/null"], "/dev/null: cannot be written: name a file in a"),
-        (["--compare", "/nowhere"], "/nowhere: cannot be read: No such file or directory"),
-        (["--expect", ""], "gpuwatch verify: argument --expect: '': write 8, A100 or 8xA100"),
-    ],
+FAULTS = (
+    (["--gpu", "7"], "--gpu 7: no such GPU: here are 0, 1, 2"),
+    (["--save", "--force"], "--save: not with --force: such figures are no baseline"),
+    (["--json", "/nowhere/report"], "/nowhere/report: cannot be written: name a file in a"),
+    (["--html", "/dev/null"], "/dev/null: cannot be written: name a file in a"),
+    (["--html", "a", "--json", "a"], "--json, --html: both are a: name two files"),
+    (["--canary.python", "/nowhere"], "/nowhere: cannot be run: --canary.python is an"),
+    (["--compare", "/nowhere"], "/nowhere: cannot be read: No such file or directory"),
+    (["--expect", ""], "gpuwatch verify: argument --expect: '': write 8, A100 or 8xA100"),
 )
-def test_faults_of_the_flags(host, capsys, words, said):
+
+
+def test_faults_of_the_flags(host, capsys):
     """One line, before anything runs."""
-    assert main(host.words(*words)) == 64
-    assert capsys.readouterr().err.startswith(said)
+    damaged = host.directory / "damaged.json"
+    damaged.write_text('{"schema": "gpuwatch-verify", "version": 1, "time": 0, "checks": 1}')
+    for words, said in (*FAULTS, (["--compare", str(damaged)], f"{damaged}: a damaged report: ")):
+        assert main(host.words(*words)) == 64
+        assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_gpu_that_hangs_does_not_hide_the_others(host):
