@@ -218,7 +218,7 @@ def _throttling(course: Course, about: Facts) -> Finding:
         measure="held back",
         value=max(heat, brake),
         unit="ratio",
-        expectation=SHARE,
+        expectation=f"at most {SHARE:.0%}",
         source="a card that is well cooled and fed",
     )
     if not course.values("reasons"):
