@@ -235,11 +235,15 @@ class Baseline:
         return max((time for time in times if time <= latest), default=None)
 
     def readings(self, about: Entity, canary: str) -> int:
-        """Return how many readings of a canary there are in the present environment."""
+        """Return how many readings of a canary there are in the present environment.
+
+        Of a GPU those that it gave alone.
+        """
         found = [
             entry
             for entry in self._current.values()
             if entry.entity == about and entry.shape.canary == canary
+            if about == HOST or entry.shape.gpus == 1
         ]
         return max(found, key=lambda entry: entry.newest).readings if found else 0
 

@@ -66,7 +66,14 @@ def _run(settings: Mapping[str, Any]) -> Iterator[Result]:
         yield from _skipped(settings, Obstacle("no_answer", str(fault)))
         return
     with closing(looks):
-        session = Session(settings["python"], settings["size"], looks, host=host, sysfs=sysfs)
+        session = Session(
+            settings["python"],
+            settings["size"],
+            looks,
+            host=host,
+            side_by_side=len(settings["gpus"]) > 1,
+            sysfs=sysfs,
+        )
         for name in settings["canaries"]:
             yield from session.run(name)
 

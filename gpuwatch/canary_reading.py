@@ -29,7 +29,8 @@ TEXT = 200  # characters of a name or a value of the environment, at most
 class Shape(NamedTuple):
     """What may be compared: all but the entity and environment of readings of one kind.
 
-    `gpus` is how many took part. `size` is the edge of a matrix, or bytes; 0 where there is none.
+    `gpus` is how many took part, or were tried at once. `size` is the edge of a matrix, or bytes; 0
+    where there is none.
     """
 
     canary: str

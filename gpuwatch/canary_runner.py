@@ -135,7 +135,7 @@ class CanaryRunner:
             "python": self._settings["python"] or sys.executable,
             "size": self._settings["size"],
             "canaries": list(turn.canaries),
-            "gpus": [] if turn.gpu is None else [turn.gpu],
+            "gpus": list(turn.gpus),
             "numbers": daemon.store.numbers,
             "released": [what for what, held in daemon.leases.released.items() if held],
             "lock": str(self._lock),
@@ -169,10 +169,16 @@ class CanaryRunner:
         for result in results:
             canary, gpu = str(result.get("canary")), result.get("gpu")
             again = self._daemon.canary_ledger.take(result)
-            if again and not self.hindrance and (gpu is None or isinstance(gpu, int)):
-                self._schedule.want(canary, gpu, monotonic_ns())
+            at_once = result.get("at_once") or ([] if gpu is None else [gpu])
+            numbers = isinstance(at_once, list) and all(isinstance(one, int) for one in at_once)
+            if again and not self.hindrance and numbers:
+                self._schedule.want(canary, tuple(at_once), monotonic_ns())
             self._expected.discard(canary)
-            self._ran |= result.get("result") in ("ok", "wrong", "failed")
+            ran = result.get("result") in ("ok", "wrong", "failed")
+            self._ran |= ran
+            if ran and self._job is None and numbers:
+                for one in at_once or [None]:
+                    self._schedule.ran(one, monotonic_ns())
             judged.append({"canary": canary, "gpu": gpu, "retest": again})
         losses = self._daemon.baseline.facts(by_uuid(self._daemon))
         for one in judged:

@@ -1,7 +1,8 @@
 """When canaries run: soon after a GPU's last process has left, and every so often while it is idle.
 
-All of it on the monotonic clock, so that no step of the wall clock starts or loses a run. Pure: it
-is told what is seen of the GPUs, and says whose turn it is.
+GPUs that a job has left together have their turn side by side, else each has it alone. All of it
+on the monotonic clock, so that no step of the wall clock starts or loses a run. Pure: it is told
+what is seen of the GPUs, and says whose turn it is.
 """
 
 import random
@@ -23,11 +24,24 @@ Gpu = int | None  # None: all of the host together
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Canaries that are due on a GPU, or on all of them together; `idle` if nobody is there."""
+    """Canaries that are due on some GPUs, side by side, or (none) on all of the host together.
+
+    `idle` if nobody is there.
+    """
 
     canaries: tuple[str, ...]
-    gpu: Gpu
+    gpus: tuple[int, ...]
     idle: bool
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that it is about, None if they are several."""
+        return self.gpus[0] if len(self.gpus) == 1 else None
+
+    @property
+    def courses(self) -> tuple[Gpu, ...]:
+        """What has its turn by it."""
+        return self.gpus or (None,)
 
 
 @dataclass(slots=True)
@@ -62,7 +76,7 @@ class Schedule:
         self._alone = tuple(name for name in chosen if CANARIES[name].least_gpus == 1)
         self._together = tuple(name for name in chosen if CANARIES[name].least_gpus > 1)
         self._courses: dict[Gpu, _Course] = {}
-        self._retests: list[tuple[int, str, Gpu]] = []
+        self._retests: list[tuple[int, str, tuple[int, ...]]] = []
 
     def see(self, now_ns: int, idle: Mapping[int, bool | None]) -> None:
         """Take in which GPUs have nobody now; None is not known."""
@@ -108,11 +122,11 @@ class Schedule:
         """Return the turn that has waited longest; one of a GPU that has just become idle waits."""
         self._retests = [one for one in self._retests if one[0] + LATE_NS > now_ns]
         for retest in sorted(self._retests):
-            due_ns, name, gpu = retest
-            course = self._courses.get(gpu)
-            if due_ns <= now_ns and course is not None and self._settled(course, now_ns):
+            due_ns, name, gpus = retest
+            turn = Turn((name,), gpus, idle=True)
+            if due_ns <= now_ns and all(self._ready(one, now_ns) for one in turn.courses):
                 self._retests.remove(retest)
-                return Turn((name,), gpu, idle=True)
+                return turn
         waiting = [
             (course.due_ns, gpu)
             for gpu, course in self._courses.items()
@@ -123,32 +137,47 @@ class Schedule:
             return None
         gpu = min(waiting, key=lambda one: one[0])[1]
         course = self._courses[gpu]
-        return Turn(self._canaries(gpu), gpu, idle=course.idle_since_ns is not None)
+        idle = course.idle_since_ns is not None
+        gpus = () if gpu is None else (gpu,)
+        if gpu is not None and idle and course.used:
+            left = [one for _, one in waiting if one is not None and self._courses[one].used]
+            gpus = tuple(sorted(one for one in left if self._ready(one, now_ns)))
+        return Turn(self._canaries(gpu), gpus, idle)
+
+    def _ready(self, gpu: Gpu, now_ns: int) -> bool:
+        course = self._courses.get(gpu)
+        return course is not None and self._settled(course, now_ns)
 
     def _canaries(self, gpu: Gpu) -> tuple[str, ...]:
         return self._together if gpu is None else self._alone
 
-    def want(self, canary: str, gpu: Gpu, now_ns: int) -> None:
-        """Have a canary run again soon: what it gave is not believed yet."""
+    def want(self, canary: str, gpus: tuple[int, ...], now_ns: int) -> None:
+        """Have a canary run again soon, on the GPUs of a turn: what it gave is not believed yet."""
         due_ns = now_ns + int(self._uniform(*RETEST_SECONDS) * SECOND_NS)
-        if all(one[1:] != (canary, gpu) for one in self._retests):
-            self._retests.append((due_ns, canary, gpu))
+        if all(one[1:] != (canary, gpus) for one in self._retests):
+            self._retests.append((due_ns, canary, gpus))
 
     def ended(self, turn: Turn, now_ns: int, *, started: bool, ran: bool) -> None:
         """Take in that a turn is over: whether a job was started for it, and gave a result."""
-        course = self._courses.get(turn.gpu)
-        if course is None or turn.canaries != self._canaries(turn.gpu):
-            return  # a retest
-        course.used = False
-        if started:
-            course.ran_ns = now_ns
-        course.due_ns = now_ns + self._next(course, turn.gpu, ran=ran)
+        for gpu in turn.courses:
+            course = self._courses.get(gpu)
+            if course is None or turn.canaries != self._canaries(gpu):
+                continue  # a retest
+            course.used = False
+            if started:
+                course.ran_ns = now_ns
+            course.due_ns = now_ns + self._next(course, gpu, ran=ran)
 
     def postpone(self, turn: Turn, now_ns: int) -> None:
         """Have a turn some seconds later: somebody else runs canaries now."""
-        course = self._courses.get(turn.gpu)
-        if course is not None:
-            course.due_ns = now_ns + POSTPONE_NS
+        for gpu in turn.courses:
+            if (course := self._courses.get(gpu)) is not None:
+                course.due_ns = now_ns + POSTPONE_NS
+
+    def ran(self, gpu: Gpu, now_ns: int) -> None:
+        """Take in that a user's command has tried a GPU: that is a turn after a job, too."""
+        if (course := self._courses.get(gpu)) is not None:
+            course.ran_ns = now_ns
 
     def wake(self) -> None:
         """Go on after a time in which nothing might run, as after a job."""

@@ -135,6 +135,8 @@ def figure(reading: CanaryReading) -> Figure | None:
             if lowered or reading.size < LEAST_EDGE:
                 return None
             return model.figures.get(reading.dtype)
+        case "pcie" if reading.gpus > 1:  # how many share a way to the host is the host's doing
+            return None
         case "memory" | "pcie" if reading.size >= LEAST_BYTES[reading.canary]:
             return model.figures.get(reading.canary)
         case "allreduce" if reading.size >= LEAST_BYTES["allreduce"]:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ class Result:
     why there is no value, or what was wrong.
     `forced`: it ran beside somebody, so it says nothing of the GPU.
     `seen` is what was seen meanwhile of each GPU that took part, by number, as `Looks.between` has
-    it.
+    it. `at_once` are the numbers of those that were tried side by side, if there were several.
     """
 
     canary: str
     gpu: int | None = None
+    at_once: Sequence[int] = ()
     reading: CanaryReading | None = None
     told: Mapping[str, Any] | None = None
     seen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Result:
             **reading,
             **(more if self.canary == "allreduce" else {}),
             "gpu": self.gpu,
+            "at_once": list(self.at_once),
             "result": self.result,
             "detail": self.detail,
             **({} if self.reading else {"reason": self.reason}),
@@ -85,6 +87,8 @@ class Session:
     """Runs canaries; with `looks` on their GPUs, else on processors.
 
     `host` is what is known of it; `force` runs also where somebody is, and says so in the reading.
+    `side_by_side` tries all GPUs at once: then a reading's `gpus` is how many these were, for they
+    share air, power and the way to the host, and it is not compared with that of one alone.
     `stop` is asked before each run and during it, and says why it must end. `stuck` are processes
     that did not end when they were killed: after that nothing runs any more.
     """
@@ -97,11 +101,13 @@ class Session:
         *,
         host: busy.Host | None = None,
         force: bool = False,
+        side_by_side: bool = False,
         sysfs: Path = Path("/sys"),
         stop: Callable[[], Obstacle | None] = lambda: None,
     ) -> None:
         self._python, self._size, self._looks = python, size, looks
         self._force, self._sysfs, self._stop = force, sysfs, stop
+        self._side_by_side = side_by_side
         self.stuck: list[int] = []
         self._busy: dict[int, Obstacle | None] = {}
         for gpu in looks.gpus.values() if looks else ():
@@ -156,6 +162,8 @@ class Session:
                 **more,
             )
             work.append((unit, task))
+        if self._side_by_side:
+            at_once = max(1, len(work))
         rounds = -(-len(work) // at_once)
         for first in range(rounds):
             yield from self._results(canary, work[first::rounds])
@@ -196,17 +204,26 @@ class Session:
             for unit, _ in work:
                 yield self._skip(canary, unit, halt)
             return
+        several = self._side_by_side and len(work) > 1
+        beside = [unit[0].number for unit, _ in work] if several else []
         for (unit, task), outcome in zip(work, self._await(work), strict=True):
             self.stuck += outcome.stuck
-            yield from self._told(canary, unit, task, outcome, now)
+            for result in self._told(canary, unit, task, outcome, now, len(beside)):
+                yield replace(result, at_once=beside)
 
     def _told(
-        self, canary: Canary, unit: Sequence[Gpu], task: Task, outcome: Outcome, now: float
+        self,
+        canary: Canary,
+        unit: Sequence[Gpu],
+        task: Task,
+        outcome: Outcome,
+        now: float,
+        beside: int,
     ) -> Iterator[Result]:
         alone = unit[0].number if len(unit) == 1 else None
         if outcome.context_ns:
             now = time.time() - (monotonic_ns() - outcome.context_ns) / SECOND_NS
-        when = {"time": now, "seconds": outcome.seconds}
+        when = {"time": now, "seconds": outcome.seconds, **({"gpus": beside} if beside else {})}
         for told in outcome.readings:
             try:
                 seen = self._seen(unit, told)
@@ -233,7 +250,7 @@ class Session:
                 time=now,
                 result=outcome.ended,
                 size=task.size,
-                gpus=max(1, len(unit)),
+                gpus=max(1, len(unit), beside),
                 seconds=outcome.seconds,
                 detail=outcome.fault,
             )

@@ -14,14 +14,10 @@ from node import Node
 from pretend import PREAMBLE
 from running import descendants, wait_for
 
-from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.cli import main
-from gpuwatch.commands.canary import USED_UP, verdict
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.look import Looks
-from gpuwatch.session import Result
-from gpuwatch.signals import HOST
 from gpuwatch.store import Store
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-{number:012d}" for number in range(2)]
@@ -338,44 +334,6 @@ def test_a_driver_without_gpus_is_told_at_once(tmp_path, monkeypatch):
     host = Host(tmp_path, monkeypatch, 0)
     with pytest.raises(SourceUnavailable, match="no NVIDIA GPU"):
         Looks(host.node.sysfs, {}, [])
-
-
-BETWEEN = ["--between-jobs", "--budget", "40s"]
-
-
-def test_between_jobs(host, capsys, monkeypatch):
-    """Those of the job's GPUs that its epilog has time for; the code is a verdict on the node."""
-    monkeypatch.setenv("SLURM_JOB_GPUS", "1")
-    code, results = host.run(capsys, *BETWEEN)
-    assert code == 0
-    ran = [(one["canary"], one["gpu"]) for one in results if one["result"] == "ok"]
-    assert ran == [(name, 1) for name in ("integrity", "matmul", "memory", "pcie")]
-    host.node.now("nvmlDeviceGetComputeRunningProcesses", dev=0, val=PROCESS)
-    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
-    assert host.run(capsys, *BETWEEN)[0] == 3  # one is in use
-    host.interpreter(LASTS)
-    code, results = host.run(capsys, "--between-jobs", "--budget", "50ms", "--gpu", "1")
-    assert code == 3  # nothing came to its end
-    assert {one["detail"] for one in results if one["canary"] != "allreduce"} == {USED_UP}
-
-
-@pytest.mark.parametrize(
-    ("judged", "code"),
-    [
-        ([{}], 0),
-        ([{"loss": 0.0, "retest": False}, {"loss": None}], 0),
-        ([{"loss": None, "retest": True}], 1),
-        ([{"loss": 0.03, "retest": False}], 1),
-        ([{"loss": 0.03}, {"loss": 0.05}], 2),
-    ],
-)
-def test_what_the_daemon_thinks_of_it_is_the_verdict(judged, code):
-    """A GPU that is slower than it was is a warning, or a failure if it is much."""
-    passed = Result(canary="matmul", reading=CanaryReading(canary="matmul", entity=HOST, time=1.0))
-    assert verdict([passed], judged) == code
-    assert verdict([Result(canary="matmul", reason="job")], judged) == max(
-        3, code, key=(0, 1, 3, 2).index
-    )
 
 
 def children_named(pid, part):

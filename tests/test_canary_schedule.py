@@ -49,7 +49,7 @@ def test_an_idle_gpu_has_its_turn_every_hour():
     node = Node()
     node.live(4 * HOUR)
     assert node.times() == [1 + HOUR // 2 + n * HOUR for n in range(4)]
-    assert {turn for _, turn in node.turns} == {Turn(ALONE, 0, idle=True)}
+    assert {turn for _, turn in node.turns} == {Turn(ALONE, (0,), idle=True)}
 
 
 @pytest.mark.parametrize(("middle", "gap"), [(0.0, HOUR // 2), (1.0, HOUR * 3 // 2)])
@@ -74,7 +74,7 @@ def test_what_takes_several_waits_for_all():
     node.turns.clear()
     node.idle[1] = True
     node.live(HOUR)
-    assert Turn(("allreduce",), None, idle=True) in [turn for _, turn in node.turns]
+    assert Turn(("allreduce",), (), idle=True) in [turn for _, turn in node.turns]
 
 
 def test_a_gpu_has_its_turn_soon_after_a_job():
@@ -97,7 +97,42 @@ def test_a_gpu_has_its_turn_soon_after_a_job():
     node.idle[0] = True
     before = node.now
     node.live(120)
-    assert node.turns[-1] == (before + 61, Turn(ALONE, 0, idle=True))
+    assert node.turns[-1] == (before + 61, Turn(ALONE, (0,), idle=True))
+
+
+def test_gpus_of_one_job_are_tried_side_by_side():
+    """Those that it has left at once; what is not believed is run again in the same way."""
+    node = Node(gpus=4, run=["matmul"])
+    node.live(HOUR)
+    assert {len(turn.gpus) for _, turn in node.turns} == {1}  # by the hour each has its own
+    node.idle.update({0: False, 1: False, 3: False})
+    node.live(HOUR)
+    node.idle.update({0: True, 1: True})
+    node.turns.clear()
+    node.live(70)
+    assert [turn for _, turn in node.turns] == [Turn(("matmul",), (0, 1), idle=True)]
+    node.schedule.want("matmul", (0, 1), node.now * SECOND_NS)
+    node.turns.clear()
+    node.live(20)
+    assert [turn for _, turn in node.turns] == [Turn(("matmul",), (0, 1), idle=True)]
+    node.schedule.want("matmul", (0, 1), node.now * SECOND_NS)
+    node.idle[1] = False
+    node.turns.clear()
+    node.live(20)
+    assert node.turns == []
+
+
+def test_what_a_user_has_tried_is_not_tried_again_after_the_job():
+    """An epilog has run canaries: the daemon waits as after a turn of its own."""
+    node = Node(run=["matmul"])
+    node.live(HOUR)
+    node.idle[0] = False
+    node.live(HOUR)
+    node.schedule.ran(0, node.now * SECOND_NS)
+    node.idle[0] = True
+    node.turns.clear()
+    node.live(HOUR // 2 - 120)
+    assert node.turns == []
 
 
 def test_a_gpu_without_a_baseline_has_several_turns_at_first():
@@ -117,11 +152,11 @@ def test_what_is_not_believed_is_run_again():
     node = Node()
     node.live(100)
     for _ in range(2):
-        node.schedule.want("matmul", 0, node.now * SECOND_NS)
+        node.schedule.want("matmul", (0,), node.now * SECOND_NS)
     node.live(60)
-    assert node.turns == [(108, Turn(("matmul",), 0, idle=True))]
+    assert node.turns == [(108, Turn(("matmul",), (0,), idle=True))]
     node.idle[0] = False
-    node.schedule.want("matmul", 0, node.now * SECOND_NS)
+    node.schedule.want("matmul", (0,), node.now * SECOND_NS)
     node.live(LATE_NS // SECOND_NS + 20)
     node.idle[0] = True
     node.live(600)
@@ -137,7 +172,7 @@ def test_a_moment_without_a_look_costs_no_turn():
     node.live(53)
     node.idle[0] = None
     node.live(8)
-    assert node.turns == [(61, Turn(ALONE, 0, idle=True))]
+    assert node.turns == [(61, Turn(ALONE, (0,), idle=True))]
 
 
 def test_nothing_is_due_where_nobody_can_be_seen():
@@ -153,7 +188,7 @@ def test_after_a_pause_all_that_waited_has_its_turn():
     node = Node()
     node.live(2)
     node.schedule.see(node.now * SECOND_NS, {0: True})
-    turn = Turn(ALONE, 0, idle=True)
+    turn = Turn(ALONE, (0,), idle=True)
     node.schedule.ended(turn, node.now * SECOND_NS, started=False, ran=False)
     node.live(100)
     assert not node.turns

@@ -35,7 +35,7 @@ BUDGET_SECONDS = 15.0
 USED_UP = "the budget is used up"
 SEVERE_LOSS = 0.05  # of the rules canary_regression_..._severe
 # What tells most about a node in little time comes first.
-BETWEEN_JOBS = ("integrity", "allreduce", "matmul", "memory", "pcie")
+BETWEEN_JOBS = ("matmul", "allreduce", "integrity", "memory", "pcie")
 SIZES = ("full", "small", "tiny")
 CODES = {"ok": PASS, "wrong": FAIL, "failed": FAIL, "aborted": UNKNOWN, "skipped": UNKNOWN}
 COLUMNS = (5, 10, 20, 13, 9, 8, 10)
@@ -52,7 +52,7 @@ class _InsteadOfNames(Action):
 
 
 class Canary:
-    """Runs canaries, each GPU after the other.
+    """Runs canaries, each GPU after the other; between jobs all of them side by side.
 
     Ends with 0 if all passed, 2 if one was wrong or failed, else 3 if one was skipped or ended.
     Between jobs also with 2 if one is 5 % or more below its baseline, with 1 if it is 2 % or more
@@ -78,8 +78,8 @@ class Canary:
             action=_InsteadOfNames,
             nargs=0,
             default=False,
-            help=f"those that fit into the budget, of {', '.join(BETWEEN_JOBS)}; on the GPUs of"
-            " the job that ends, if SLURM_JOB_GPUS tells them; the exit code is a verdict",
+            help=f"those that fit into the budget, of {', '.join(BETWEEN_JOBS)}; side by side on"
+            " the GPUs of the job that ends, if SLURM_JOB_GPUS tells them; the code is a verdict",
         )
         parser.add_argument(
             "--budget",
@@ -180,6 +180,7 @@ def _results(
                 looks,
                 host=host,
                 force=arguments.force,
+                side_by_side=arguments.between_jobs,
                 sysfs=sysfs,
                 stop=_Stop(state, released, end),
             )
