@@ -218,6 +218,15 @@ def test_links_lead_to_dashboards(uid):
     assert targets <= set(MODELS)
 
 
+def test_the_preview_takes_an_address_for_an_instance():
+    """Dots of a chosen value are literal, in an expression that Prometheus can parse."""
+    chosen = pattern(MODELS["gpuwatch-fleet"], {"instance": ["127.0.0.1:9973"]})
+    selector = promql_parser.parse(f'up{{instance=~"{chosen["instance"]}"}}')
+    [matcher] = selector.matchers.matchers
+    assert re.fullmatch(matcher.value, "127.0.0.1:9973")
+    assert not re.fullmatch(matcher.value, "127x0.0.1:9973")
+
+
 @pytest.mark.parametrize("uid", MODELS)
 def test_queries_use_what_is_served(uid):
     """Each expression parses; its metrics and the labels it chooses by are in the contract."""

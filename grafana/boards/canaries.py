@@ -35,7 +35,9 @@ def of_gpu(selector: Selector) -> Row:
                 "Each canary by what a healthy card of the model gives, where that is known.",
                 [Query(selector("canary_expected_ratio"), SHAPE)],
             ),
-            _runs(selector),
+            _runs(
+                selector, "How long ago each canary was last right, and how long it had the GPU."
+            ),
             *(
                 timeseries(
                     title,
@@ -53,6 +55,7 @@ def of_gpu(selector: Selector) -> Row:
 def of_node(node: Selector, gpus: Selector, link: str) -> Row:
     """Return the row of one node; `gpus` chooses some of its GPUs."""
     skipped = f"sum by (reason) (increase({node('canary_skipped_total')}[{RANGE}]))"
+    bad = f"sum by (canary) (increase({node('canary_runs_total', BAD)}[{RANGE}]))"
     whole = node("canary_baseline_ratio", 'gpu=""')
     return Row(
         "Canaries",
@@ -74,7 +77,12 @@ def of_node(node: Selector, gpus: Selector, link: str) -> Row:
                 width=8,
                 no_value="No baseline",
             ),
-            _runs(node),
+            _runs(
+                node,
+                "How long ago each canary was last right, how long its last run had the GPU, and "
+                "how many runs in the time shown were wrong, failed or had to make room.",
+                Column("Without result", expr=bad, decimals=0, steps=((0.5, "orange"),)),
+            ),
             bars(
                 "Canaries skipped, by reason",
                 "How often a canary was due in the time shown and did not run. A skip is no pass.",
@@ -99,19 +107,17 @@ def _ratio(title: str, text: str, queries: list[Query]) -> Json:
     )
 
 
-def _runs(selector: Selector) -> Json:
+def _runs(selector: Selector, text: str, *more: Column) -> Json:
     age = f"time() - max by (canary) ({selector('canary_last_success_timestamp_seconds')})"
     took = f"max by (canary) ({selector('canary_duration_seconds')})"
-    bad = f"sum by (canary) (increase({selector('canary_runs_total', BAD)}[{RANGE}]))"
     return table(
         "Runs of canaries",
-        "How long ago each canary was last right, how long its last run had the GPU, and how many "
-        "runs in the time shown were wrong, failed or had to make room.",
+        text,
         [
             Column("Canary", "canary"),
             Column("Right before", expr=age, unit="s", decimals=0, steps=OLD),
             Column("Took", expr=took, unit="s", decimals=1),
-            Column("Without result", expr=bad, decimals=0, steps=((0.5, "orange"),)),
+            *more,
         ],
         sort=[("Canary", False)],
         width=8,

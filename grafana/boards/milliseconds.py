@@ -5,13 +5,16 @@ from collections.abc import Callable
 from board import Row
 from fields import Json, dashed
 from panels import Query, heatmap, timeseries
-from promql import rate, time_shares
+from promql import known, rate, time_shares
 
 NONE = "No hardware counters: docs/hardware-counters.md"
 
 
 def of_gpu(selector: Callable[..., str]) -> Row:
     """Return the row of the GPU that `selector` chooses."""
+
+    def measured(expr: str) -> str:
+        return known(expr, selector)
 
     def load(title: str, part: str, text: str) -> Json:
         return heatmap(
@@ -29,10 +32,10 @@ def of_gpu(selector: Callable[..., str]) -> Row:
                 "Bps",
                 [
                     *(
-                        Query(rate(selector(f"gpu_dram_{way}_bytes_total")), name)
+                        Query(measured(rate(selector(f"gpu_dram_{way}_bytes_total"))), name)
                         for way, name in moved.items()
                     ),
-                    Query(selector("gpu_dram_limit_bytes_per_second"), "limit"),
+                    Query(measured(selector("gpu_dram_limit_bytes_per_second")), "limit"),
                 ],
                 overrides=[dashed("limit")],
                 no_value=NONE,
@@ -65,8 +68,11 @@ def of_gpu(selector: Callable[..., str]) -> Row:
                 "ones: kernels are started too slowly; long ones: the job waits for data.",
                 "percentunit",
                 [
-                    Query(rate(selector("gpu_idle_gap_seconds_sum")), "idle"),
-                    Query(f"1 - {selector('gpu_graphics_busy_ratio_mean')}", "of the last minute"),
+                    Query(measured(rate(selector("gpu_idle_gap_seconds_sum"))), "idle"),
+                    Query(
+                        measured(f"1 - {selector('gpu_graphics_busy_ratio_mean')}"),
+                        "of the last minute",
+                    ),
                 ],
                 soft_high=0.1,
                 no_value=NONE,
@@ -78,7 +84,7 @@ def of_gpu(selector: Callable[..., str]) -> Row:
                 "short",
                 [
                     Query(
-                        rate(selector("gpu_idle_gap_seconds_bucket", f'le="{bound}"')),
+                        measured(rate(selector("gpu_idle_gap_seconds_bucket", f'le="{bound}"'))),
                         f"up to {name}",
                     )
                     for bound, name in (("0.01", "10 ms"), ("0.1", "0.1 s"), ("5.0", "5 s"))
