@@ -339,6 +339,23 @@ def test_a_gpu_that_hangs_does_not_hide_the_others(host):
     assert facts.fault == ""
 
 
+def test_one_file_that_fails_takes_nothing_else_with_it(host, monkeypatch):
+    """A disk that is full by then loses its own file alone, and it is said at last."""
+    whole = Path.write_text
+
+    def full(path, text, **more):
+        if "a.json" in path.name:
+            raise OSError(28, "No space left on device")
+        return whole(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    files = [host.directory / name for name in ("a.json", "a.html")]
+    code, output, errors = host.run(SOUND, "--json", str(files[0]), "--html", str(files[1]))
+    assert (code, [file.exists() for file in files]) == (64, [False, True])
+    assert output.splitlines()[-1].startswith("PASS: 3 GPUs")
+    assert errors.splitlines()[-1] == f"{files[0]}: cannot be written: No space left on device"
+
+
 @pytest.mark.parametrize(
     ("given", "unit", "shown"),
     [

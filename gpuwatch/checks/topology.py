@@ -36,7 +36,8 @@ def look(node: Node) -> Iterator[Finding]:
     pairs = _pairs(node)
     wanted = list(combinations(gpus, 2))
     if not wanted:
-        yield Matter("topology", "host").skipped("one GPU alone has no peer", "nothing")
+        alone = "one GPU alone has no peer" if gpus else "no GPU answers"
+        yield Matter("topology", "host").skipped(alone, "nothing" if gpus else "see identity")
         return
     cells = {pair: cell(gpus[pair[0]], gpus[pair[1]], pairs.get(pair, {})) for pair in wanted}
     yield _ways(gpus, cells)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import textwrap
 import time
 from argparse import ArgumentParser, Namespace
@@ -213,15 +214,14 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
 
 
 def _told(report: Report, arguments: Namespace) -> None:
-    """Print the table, or the JSON, and write the files."""
+    """Write the files, and print the table or the JSON: whatever fails, the others are tried."""
     written = json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n"
-    if arguments.json == "-":
-        print(written, end="")
-    else:
-        print("\n".join(lines(report)), flush=True)
     faults = [_write(arguments.json, written)] if arguments.json not in (None, "-") else []
     if arguments.html:
         faults.append(_write(arguments.html, page(report)))
+    shown = written if arguments.json == "-" else "\n".join(lines(report)) + "\n"
+    encoding = sys.stdout.encoding or "utf-8"  # names may have letters that a terminal has not
+    print(shown.encode(encoding, "replace").decode(encoding), end="", flush=True)
     if told := "; ".join(filter(None, faults)):
         raise ConfigError(told)
 
@@ -231,7 +231,7 @@ def _write(name: str, text: str) -> str:
     path = Path(name)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8", errors="replace")
         temporary.replace(path)
     except OSError as error:
         return f"{path}: cannot be written: {error.strerror}"
