@@ -11,6 +11,7 @@ from fake_nvml import environment
 from node import Node
 from running import wait_for
 
+from gpuwatch import slowness
 from gpuwatch.busy import Host
 from gpuwatch.canary_reading import CanaryReading, Shape
 from gpuwatch.canary_text import Standing
@@ -293,8 +294,9 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("tried", [4], indirect=True)
-def test_gpus_that_do_not_hold_out(tried):
+def test_gpus_that_do_not_hold_out(tried, monkeypatch):
     """One becomes slow, one is hot, one is held down by heat: each is told, the last is well."""
+    monkeypatch.setattr(slowness, "POWER_SECONDS", 0.3)
     tried.change(sustained_0={"factor": [1, 1, 0.98, 0.9, 0.88, 0.85]})
     tried.node.now("nvmlDeviceGetTemperature", val=88, dev=1)
     tried.node.now("nvmlDeviceGetMarginTemperature", val=1, dev=1)
@@ -307,6 +309,7 @@ def test_gpus_that_do_not_hold_out(tried):
         ("gpu2", "held back"),
     }
     slow = bad["gpu0", "steadiness"]
+    assert " W of " in bad["gpu0", "bf16"].reason  # it went on for long enough
     assert (slow.verdict, slow.value) == ("FAIL", pytest.approx(0.865))
     assert bad["gpu1", "temperature"].reason == "1 C from where it slows down"
     held = bad["gpu2", "held back"]
