@@ -18,6 +18,7 @@ from gpuwatch.verify_text import (
     alike,
     amount,
     change_text,
+    excuse,
     heading,
     merged,
     places,
@@ -133,8 +134,8 @@ def _faults(judged: Iterable[Finding]) -> Iterator[str]:
 def _skipped(judged: Iterable[Finding]) -> Iterator[str]:
     for group in merged(found for found in judged if found.verdict == "SKIP"):
         found = group[0]
-        about = f"{title(found)}, {places([one.entity for one in group])}: {found.reason}"
-        yield f"<p>{escape(about)}; {escape(found.next_step)}</p>"
+        about = f"{title(found)}, {places([one.entity for one in group])}: {excuse(found)}"
+        yield f"<p>{escape(about)}</p>"
 
 
 def _compared(report: Report) -> Iterator[str]:

@@ -244,12 +244,17 @@ def _explained(groups: Sequence[Sequence[Finding]]) -> Iterator[str]:
             yield from _wrapped(text, f"    {label} ")
 
 
+def excuse(found: Finding) -> str:
+    """Return why something was skipped, and what to do if there is something."""
+    step = found.next_step if found.next_step != "nothing" else ""
+    return "; next: ".join(filter(None, (found.reason, step)))
+
+
 def _skipped(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what the node does not have in short, what is so for one reason together."""
     reasons: dict[str, list[Finding]] = {}
     for found in findings:
-        told = "; ".join(filter(None, (found.reason, found.next_step)))
-        reasons.setdefault(told, []).append(found)
+        reasons.setdefault(excuse(found), []).append(found)
     if reasons:
         yield ""
     for told, group in reasons.items():

@@ -234,7 +234,7 @@ def test_the_table(host):
     assert "    is:   8 lanes; expected 16 lanes, the slot" in lines
     assert "    why:  the link has half its lanes (looks like: link)" in lines
     assert "    next: reseat the card" in lines
-    assert "SKIP  trade, host: no port; connect one" in lines
+    assert "SKIP  trade, host: no port; next: connect one" in lines
     assert lines.index("Rules of thumb of the trade, which count for nothing above:") > 5
     assert "\x1b" not in output  # a terminal is told nothing
     assert lines[-1].startswith("FAIL: 3 GPUs: 1 FAIL, 1 SKIP, 5 PASS (quick, ")
