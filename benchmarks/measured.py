@@ -38,21 +38,21 @@ def total(series: dict[str, float], name: str, *parts: str) -> float:
 
 
 class Host:
-    """The daemon under test."""
+    """The daemon under test; `more` are further flags of it."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, text: str = CONFIG, *more: str) -> None:
         self.output = output
         self.runtime = Path("/dev/shm/gpuwatch-benchmark")
         self.control = self.runtime / "control.sock"
         self.log = (output / "daemon.log").open("w")
         config = output / "config.toml"
-        config.write_text(CONFIG)
+        config.write_text(text)
         start = time.monotonic()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gpuwatch", "run", "--config", str(config)),
                 *("--path.runtime", str(self.runtime), "--path.state", str(output / "state")),
-                *("--web.listen-address", f"127.0.0.1:{PORT}"),
+                *("--web.listen-address", f"127.0.0.1:{PORT}", *more),
             ],
             stderr=self.log,
         )

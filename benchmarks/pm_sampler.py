@@ -29,6 +29,7 @@ SETTLE_SECONDS = 0.7
 ARRIVE_SECONDS = 1.2  # until rows of a moment are in the ring
 KEEP: list[str] = []  # capabilities of samplers, if others than the product leaves them
 PRETEND: list[str] = []  # what loads are started with as well
+ORIGIN = ["nvml"]  # what samplers read, as --source says it
 
 generations = iter(range(1, 10_000))
 
@@ -52,7 +53,7 @@ class Sampler:
             duty: {"budget_ratio": 1.0, **keys},
         }
         settings = {
-            "config": load(None, overrides),
+            "config": load(None, overrides, *ORIGIN),
             "ring_directory": str(self.directory),
             "ready_ns": monotonic_ns(),
             "excluded": [],
@@ -147,7 +148,7 @@ class Series:
         rows = np.frombuffer(reader.read(0)[1], row_dtype(reader.schema))
         rows = rows[(rows["time_ns"] >= start_ns) & (rows["time_ns"] <= end_ns)]
         self.period_ns = reader.period_ns
-        self.times = rows["time_ns"]
+        self.times, self.late = rows["time_ns"], rows["late"]
         self.entity = reader.schema.columns[0].entity.id
         self.cells: dict[str, Any] = {}
         for index, column in enumerate(reader.schema.columns):

@@ -4,10 +4,11 @@
     python training_step.py --segments FILE --switch FILE --classes off,off,energy@1,gpm@10
 
 A step is about 12 ms of matmuls, elementwise work and an all-reduce, timed by CUDA events on the
-GPU, so the host's noise is not in the figure. Between segments rank 0 sets the sampling interval
-over the daemon's control socket, or tells `nvml_reads.py --switch` what to read; each block holds
-every class once, in random order. The result is the slowdown of each class against the first, with
-its 95 % interval over blocks.
+GPU, so the host's noise is not in the figure. With --steady it works for so many seconds before,
+for who measures something else meanwhile. Between segments rank 0 sets the sampling interval over
+the daemon's control socket, or tells `nvml_reads.py --switch` what to read; each block holds every
+class once, in random order. The result is the slowdown of each class against the first, with its
+95 % interval over blocks.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import random
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ import torch.multiprocessing as mp
 from gpuwatch.control import request
 
 SEGMENT_STEPS = 32
+WARM_STEPS = 400  # until clocks and temperature have settled
 SETTLE_STEPS = 6
 
 
@@ -37,8 +40,12 @@ def choose(options: argparse.Namespace, name: str) -> None:
         options.switch.write_text("" if name == "off" else name)
         return
     scale = 0.0 if name == "off" else float(name)
-    for source in options.source.split(","):
-        request(options.control, {"command": "interval", "source": source, "scale": scale}, 5.0)
+    messages = [
+        {"command": "interval", "source": source, "scale": scale}
+        for source in options.source.split(",")
+    ]
+    with ThreadPoolExecutor(len(messages)) as together:  # the daemon looks some ten times a second
+        list(together.map(lambda message: request(options.control, message, 5.0), messages))
 
 
 def captured_step(rank: int, world: int, size: int) -> torch.cuda.CUDAGraph:
@@ -69,8 +76,18 @@ def captured_step(rank: int, world: int, size: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
+class Pretended:
+    """A step without a GPU."""
+
+    def replay(self) -> None:
+        dist.all_reduce(torch.ones(1000))
+        time.sleep(0.002)
+
+
 def segment(graph: torch.cuda.CUDAGraph, steps: int) -> list[float]:
     """Replay the step and return each step's milliseconds by the GPU's own clock."""
+    if isinstance(graph, Pretended):
+        return [pretended(graph) for _ in range(steps)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     events[0].record()
     for event in events[1:]:
@@ -80,17 +97,40 @@ def segment(graph: torch.cuda.CUDAGraph, steps: int) -> list[float]:
     return [one.elapsed_time(other) for one, other in itertools.pairwise(events)]
 
 
+def pretended(graph: Pretended) -> float:
+    start = time.perf_counter()
+    graph.replay()
+    return (time.perf_counter() - start) * 1e3
+
+
 def worker(rank: int, world: int, options: argparse.Namespace) -> None:
-    torch.cuda.set_device(rank)
+    device = "cpu" if options.pretend else f"cuda:{rank}"
+    if not options.pretend:
+        torch.cuda.set_device(rank)
     if world > 1:
-        dist.init_process_group("nccl", rank=rank, world_size=world)
-    graph = captured_step(rank, world, options.size)
-    segment(graph, 400)  # let clocks and temperature settle
+        backend = "gloo" if options.pretend else "nccl"
+        dist.init_process_group(backend, rank=rank, world_size=world)
+    graph = Pretended() if options.pretend else captured_step(rank, world, options.size)
+    flag = torch.zeros(1, device=device)
+
+    def over(end: float) -> bool:
+        """Say whether it is time to end, the same on every rank."""
+        flag.fill_(float(time.monotonic() > end))
+        if world > 1:
+            dist.broadcast(flag, 0)
+        return bool(flag.item())
+
+    segment(graph, WARM_STEPS)
+    if options.steady:
+        if rank == 0:
+            print("steady", flush=True)
+        end = time.monotonic() + options.steady
+        while not over(end):
+            segment(graph, SEGMENT_STEPS)
     classes = options.classes.split(",")
     names = [f"{name}#{index}" for index, name in enumerate(classes)]
     order = random.Random(7)  # the same on every rank
     rows = []
-    flag = torch.zeros(1, device=f"cuda:{rank}")
     end = time.monotonic() + options.seconds
     block = 0
     while True:
@@ -101,19 +141,17 @@ def worker(rank: int, world: int, options: argparse.Namespace) -> None:
             if world > 1:
                 dist.barrier()
             segment(graph, options.settle_steps)
-            times = segment(graph, SEGMENT_STEPS)
+            times = segment(graph, options.segment_steps)
             rows.append((block, name, times))
         block += 1
-        flag.fill_(float(time.monotonic() > end))
-        if world > 1:
-            dist.broadcast(flag, 0)
-        if flag.item():
+        if over(end):
             break
     Path(f"{options.segments}.{rank}").write_text(json.dumps(rows))
     if rank == 0:
         choose(options, "off" if options.switch else "1")
     # Taking down a process group whose collectives are in a CUDA graph waits for ever.
-    torch.cuda.synchronize()
+    if not options.pretend:
+        torch.cuda.synchronize()
     sys.stdout.flush()
     os._exit(0)
 
@@ -155,8 +193,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--settle-steps", type=int, default=SETTLE_STEPS)
+    parser.add_argument("--segment-steps", type=int, default=SEGMENT_STEPS)
+    parser.add_argument("--steady", type=float, default=0.0)
+    parser.add_argument("--pretend", action="store_true", help="two ranks on processors, no work")
     options = parser.parse_args()
-    world = torch.cuda.device_count()
+    world = 2 if options.pretend else torch.cuda.device_count()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
     mp.spawn(worker, args=(world, options), nprocs=world)
     for rank in range(world):

@@ -1,0 +1,365 @@
+"""The parts of `node.py`: what each does to the node, and what it finds."""
+
+import argparse
+import gzip
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pm
+import pm_sampler
+from measured import PORT, scrape, total
+from node_bench import Bench, quantiles, rises
+
+from gpuwatch.clock import monotonic_ns
+
+MS = 1_000_000
+RECORDING_BYTES = 14 << 20
+DUTIES = ("state", "counters", "pm", "host", "network")
+SETTLE_STEPS, SEGMENT_STEPS = 70, 64
+POWER_CAP = 1 << 2  # as nvml.h has it: SW power cap
+
+
+def soak(bench: Bench, seconds: float) -> dict[str, Any]:
+    """Everything on beside a training-like job: costs, and what the job loses."""
+    steady = 0.33 * seconds
+    segments = bench.work / "segments"
+    job = bench.start(
+        *("training_step.py", "--segments", str(segments), "--control", str(bench.host.control)),
+        *("--source", ",".join(bench.sources()), "--classes", "off,off,1"),
+        *("--seconds", str(0.52 * seconds), "--steady", str(steady)),
+        *("--settle-steps", str(SETTLE_STEPS), "--segment-steps", str(SEGMENT_STEPS)),
+        *bench.flags,
+        stdout=subprocess.PIPE,
+    )
+    found = bench.partial
+    found["power_cap"] = cap_shown(bench, job)
+    assert job.stdout
+    if job.stdout.readline().strip() != "steady":
+        raise RuntimeError(f"the job did not start: {bench.errors()}")
+    begun, end = time.monotonic(), time.monotonic() + steady - 3
+    time.sleep(2)
+    before, start_ns = scrape(), monotonic_ns()
+    found["scrape"] = scraped(end)
+    passed = (monotonic_ns() - start_ns) / 1e9
+    cpu = rises(before, "gpuwatch_process_cpu_seconds_total")
+    found["cpu_percent"] = {duty.split('"')[1]: 100 * used / passed for duty, used in cpu.items()}
+    time.sleep(1)
+    found["uncovered"] = rises(before, "gpuwatch_gpu_counters_uncovered_seconds_total")
+    found |= delivered(bench, start_ns, start_ns + int(passed * 1e9))
+    lines = job.stdout.read().splitlines()
+    found["memory"] = bench.memory.since(begun)
+    if job.wait(10) or not lines:
+        raise RuntimeError(f"the job ended early, {found}: {bench.errors()}")
+    found["slowdown"] = slowdown(segments, 2 if bench.pretend else bench.gpus)
+    return found
+
+
+def cap_shown(bench: Bench, job: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return how long after the first sample with it a job's power cap is on the page."""
+    name, start_ns = 'reason="sw_power_cap"', monotonic_ns()
+    series = "gpuwatch_gpu_throttle_active{"
+    if not bench.wait(lambda: job.poll() is not None or total(scrape(), series, name), 25):
+        return {"shown": "not within 25 s"}
+    shown_ns = monotonic_ns()
+    first: list[int] = []
+    for _, rows in bench.rows("state", start_ns, shown_ns):
+        if "gpu_throttle_active" in rows.cells:
+            capped = rows.times[rows.cells["gpu_throttle_active"] & POWER_CAP != 0]
+            first += [int(one) for one in capped[:1]]
+    return {"shown_after_ms": (shown_ns - min(first)) / MS if first else None}
+
+
+def scraped(end: float) -> dict[str, Any]:
+    """Scrape five times a second, plain and compressed in turn; return times and sizes."""
+    times: dict[str, list[float]] = {"identity": [], "gzip": []}
+    sizes: dict[str, int] = {}
+    body = b""
+    while time.monotonic() < end:
+        for coding, took in times.items():
+            start = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=10)
+            connection.request("GET", "/metrics", headers={"Accept-Encoding": coding})
+            answer = connection.getresponse()
+            body = answer.read()
+            took.append((time.monotonic() - start) * 1e3)
+            connection.close()
+            sizes[coding] = len(body)
+            if answer.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            time.sleep(0.1)
+    series = sum(not line.startswith(b"#") for line in body.splitlines())
+    found = {one: quantiles(took, 0.5, 0.99) for one, took in times.items()}
+    return {"series": series, "bytes": sizes, "count": len(times["gzip"]), "ms_p50_p99": found}
+
+
+def delivered(bench: Bench, start_ns: int, end_ns: int) -> dict[str, Any]:
+    """Return lateness of each ring, and whether hardware counters left nothing out."""
+    late: dict[str, Any] = {}
+    counters: dict[str, float] = Counter()
+    for duty in DUTIES:
+        for name, rows in bench.rows(duty, start_ns, end_ns):
+            if duty == "pm":
+                about = rows.about()
+                for key in ("rows", "gaps", "uncovered"):
+                    counters[key] += about[key]
+                counters["expected"] += (end_ns - start_ns) / rows.period_ns
+            elif len(rows.late) > 1:
+                spent = (rows.times[-1] - rows.times[0]) / 1e9
+                late[name] = {
+                    "hertz": (len(rows.late) - 1) / spent,
+                    "us_p50_p99_max": [
+                        1e6 * x for x in quantiles(rows.late.tolist(), 0.5, 0.99, 1)
+                    ],
+                }
+    status = bench.status()
+    return {
+        "late": late,
+        "pm": dict(counters),
+        "errors": {name: one["errors"] for name, one in status["sources"].items() if one["errors"]},
+        "periods": {name: one["period_seconds"] for name, one in status["sources"].items()},
+        "states": {
+            name: f"{one['state']}: {one['reason']}"
+            for name, one in status["sources"].items()
+            if one["state"] != "on"
+        },
+        "events": [
+            f"{one['name']} {one['entity'][1]}: {one['detail']}"
+            for one in status["events"]
+            if one["name"] in ("pm_mode", "sampling_budget")
+        ][-40:],
+    }
+
+
+def slowdown(segments: Path, ranks: int) -> dict[str, Any]:
+    """Return the worst rank's figures, of all on and of the control, and all ranks' means."""
+    from training_step import report
+
+    ranked = [report(json.loads(Path(f"{segments}.{rank}").read_text())) for rank in range(ranks)]
+    worst = max(ranked, key=lambda one: one["1#2"]["high"])
+    found = {
+        name: {**worst[key], "p99_ratio": worst[key]["p99_ms"] / worst["off#0"]["p99_ms"] - 1}
+        for name, key in (("off", "off#0"), ("control", "off#1"), ("on", "1#2"))
+    }
+    return {**found, "by_rank": [one["1#2"]["slowdown"] for one in ranked]}
+
+
+def jobs(bench: Bench, seconds: float) -> dict[str, Any]:
+    """Jobs come and go, most of them while a canary runs: does it make room, and how fast."""
+    before, begun_ns, order = scrape(), monotonic_ns(), random.Random(1)
+    end = time.monotonic() + seconds
+    ran: list[dict[str, Any]] = []
+    bench.partial["jobs"] = ran
+    every = list(range(bench.gpus))
+    while end - time.monotonic() > 20:
+        number = len(ran)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        job = bench.start("node_job.py", *bench.flags, **pipes)
+        assert job.stdout
+        job.stdout.readline()
+        if bench.pretend:
+            tiny = ["canary", "run", "matmul", "memory", "--cpu", "--size", "tiny"]
+            bench.begin([sys.executable, "-m", "gpuwatch", *tiny], stdout=subprocess.DEVNULL)
+        longest = min(22.0, end - time.monotonic() - 12)
+        if number % 3 == 2:  # nobody is met: what others are compared with
+            time.sleep(min(10.0, longest))
+            bench.wait(lambda: not met(bench, every), 10)
+        else:
+            bench.wait(lambda: met(bench, every), longest)
+            time.sleep(order.uniform(0.0, 0.4))
+        who = met(bench, every)
+        gpus = every if number % 2 else who or [number // 2 % bench.gpus]
+        told = {"gpus": gpus, "seconds": min(order.uniform(6, 10), end - time.monotonic() - 4)}
+        text, _ = job.communicate(json.dumps(told) + "\n", timeout=60)
+        answer = json.loads(text.splitlines()[-1])
+        ran.append({**told, "met": who, **answer})
+        time.sleep(1)
+    alone = [one["first_second_ms"] / one["later_ms"] for one in ran if not one["met"]]
+    usual = sum(alone) / len(alone) if alone else None
+    for one in ran:
+        one["first_second_ratio"] = one["first_second_ms"] / one["later_ms"]
+    return {
+        "jobs": ran,
+        "first_second_ratio_alone": usual,
+        **beside(bench.seen, begun_ns),
+        "runs": rises(before, "gpuwatch_canary_runs_total"),
+        "skips": rises(before, "gpuwatch_canary_skipped_total"),
+        "baselines": {
+            key.removeprefix("gpuwatch_canary_baseline_ratio"): value
+            for key, value in scrape().items()
+            if key.startswith("gpuwatch_canary_baseline_ratio")
+        },
+        "alerts": [one["alert"] for one in bench.status()["alerts"] if "alert" in one],
+    }
+
+
+def met(bench: Bench, gpus: list[int]) -> list[int]:
+    """Return those of the GPUs on which a canary is."""
+    now = bench.on_gpu()
+    return [gpu for gpu in gpus if now.get(gpu, ([], []))[0]]
+
+
+def beside(seen: list[list[Any]], since_ns: int) -> dict[str, Any]:
+    """Return how long canaries and jobs were on one GPU, by event, and canaries that began so."""
+    overlaps, began_beside, runs = [], [], set()
+    last: dict[int, tuple[int, list[int], list[int]]] = {}
+    open_ns: dict[int, int] = {}
+    for time_ns, gpu, canaries, others in [one for one in seen if one[0] >= since_ns]:
+        _, before, busy = last.get(gpu, (0, [], []))
+        runs |= set(canaries)
+        if busy and others and set(canaries) - set(before):
+            began_beside.append({"gpu": gpu, "pids": sorted(set(canaries) - set(before))})
+        both = bool(canaries and others)
+        if both and gpu not in open_ns:
+            open_ns[gpu] = time_ns
+        elif not both and gpu in open_ns:
+            overlaps.append({"gpu": gpu, "ms": (time_ns - open_ns.pop(gpu)) / MS})
+        last[gpu] = (time_ns, canaries, others)
+    longest = max((one["ms"] for one in overlaps), default=0.0)
+    return {"overlaps": overlaps, "longest_overlap_ms": longest, "still_open": sorted(open_ns),
+            "began_beside": began_beside, "canary_processes": len(runs)}  # fmt: skip
+
+
+def verify(bench: Bench, seconds: float) -> dict[str, Any]:
+    """`gpuwatch verify --quick` beside the daemon."""
+    told = bench.output / "verify.json"
+    return verified(bench, told, seconds, "--quick", "--html", str(bench.output / "verify.html"))
+
+
+def verified(bench: Bench, path: Path, seconds: float, *flags: str) -> dict[str, Any]:
+    start = time.monotonic()
+    python = ["--canary.python", sys.executable]
+    code, text = bench.gpuwatch("verify", "--json", str(path), *flags, *python, seconds=seconds)
+    report = json.loads(path.read_text()) if path.exists() else {}
+    checks = report.get("checks", [])
+    shown = ("name", "measure", "entity", "verdict", "value", "expectation", "reason")
+    return {
+        "code": code,
+        "verdict": report.get("verdict"),
+        "seconds": time.monotonic() - start,
+        "counts": Counter(one["verdict"] for one in checks),
+        "not_passed": [
+            {key: one.get(key) for key in shown} for one in checks if one["verdict"] != "PASS"
+        ],
+        "curve": next((one["curve"] for one in checks if one.get("curve")), []),
+        "printed": "" if checks else text[-800:] + bench.errors(),
+    }
+
+
+def allreduce(bench: Bench, seconds: float) -> dict[str, Any]:
+    """Bus bandwidth by size, without other canaries meanwhile."""
+    quiet(bench)
+    path = bench.work / "allreduce.json"
+    found = verified(bench, path, seconds, "--deep", "--only", "allreduce")
+    found["bus_bytes_per_second"] = {f"{size / 2**20:g} MiB": v for size, v in found.pop("curve")}
+    return found
+
+
+def quiet(bench: Bench) -> None:
+    """Have the daemon run no canaries any more."""
+    bench.ask(command="release", what="canaries", seconds=3600)
+
+
+def recording(bench: Bench, seconds: float) -> dict[str, Any]:
+    """Record matmul under the power cap, an all-reduce, copies and rests."""
+    quiet(bench)
+    start = time.monotonic()
+    flags = ["--rounds", "2", "--matmul", "6", "--allreduce", "4", "--rest", "4"]
+    if bench.pretend:
+        load = bench.begin(["sleep", "5"], stdout=subprocess.PIPE)
+    else:
+        load = bench.start("phases.py", *flags, "--copies", "3", stdout=subprocess.PIPE)
+    text, _ = load.communicate(timeout=seconds)
+    last, path, size = 40.0, Path(), RECORDING_BYTES
+    bench.ask(command="resume", what="canaries")
+    while last > 5 and size >= RECORDING_BYTES:
+        code, printed = bench.gpuwatch("record", "--last", f"{last:g}s", seconds=60)
+        path = Path(printed.strip())
+        if code or not path.is_file():
+            raise RuntimeError(f"no recording: {code} {printed} {bench.errors()}")
+        size = path.stat().st_size
+        lasts, last = last, last * min(0.9, 0.95 * RECORDING_BYTES / size)
+    shutil.copy(path, bench.output / "host.gwr")
+    return {"bytes": size, "seconds": lasts, "load": text.splitlines(), "status": load.returncode,
+            "load_seconds": time.monotonic() - start}  # fmt: skip
+
+
+def pm_sets(bench: Bench, seconds: float) -> dict[str, Any]:
+    """Tell what both sets of hardware counters cost under load; the daemon lets go of its own."""
+    quiet(bench)
+    found: dict[str, Any] = {"released": bench.ask(command="release", what="counters", seconds=600)}
+    each = min(10.0, (seconds - 12) / 2)
+    options = argparse.Namespace(library="", sysfs="/sys", cost=each)
+    try:
+        with pm_sampler.busy(seconds + 20):
+            for chosen in ("default", "full"):
+                found[chosen] = pm.guarded(lambda c=chosen: pm.one(options, "busy", c, "1ms"))
+                if "core_per_gpu" in found[chosen]:
+                    used = found[chosen]["core_per_gpu"] * found[chosen]["gpus"]
+                    found[chosen]["core"] = used
+    finally:
+        found["resumed"] = bench.ask(command="resume", what="counters")
+    start_ns = monotonic_ns()
+    found["back_after_seconds"] = bench.wait(lambda: fresh(bench, "pm", start_ns), 15)
+    return found
+
+
+def fresh(bench: Bench, duty: str, since_ns: int) -> bool:
+    """Say whether all rings of a sampler have rows of after a moment."""
+    rings = bench.rows(duty, since_ns, 2**62)
+    return bool(rings) and all(len(rows.times) for _, rows in rings)
+
+
+def killed(bench: Bench, seconds: float) -> dict[str, Any]:
+    """Each sampler killed in turn: how soon it is back, and what others lose."""
+    quiet(bench)
+    end = time.monotonic() + seconds
+    found: dict[str, Any] = {}
+    for duty in ("state", "counters", "pm"):
+        if end - time.monotonic() < 6:
+            found[duty] = {"left_out": "no time left"}
+            continue
+        pid = bench.child(duty)["pid"]
+        start_ns = monotonic_ns()
+        os.kill(pid, signal.SIGKILL)
+        noticed = bench.wait(lambda d=duty, p=pid: bench.child(d)["pid"] not in (p, None), 10)
+        back = bench.wait(lambda d=duty, p=pid, at=start_ns: returned(bench, d, p, at), 15)
+        back_seconds = None if back is None else (monotonic_ns() - start_ns) / 1e9
+        time.sleep(1.5)
+        others = [one for one in DUTIES if one != duty]
+        found[duty] = {
+            "noticed_after_seconds": noticed,
+            "back_after_seconds": back_seconds,
+            "widest_gap_ms": {
+                one: [
+                    widest(bench, one, start_ns - 3000 * MS, start_ns),
+                    widest(bench, one, start_ns, monotonic_ns()),
+                ]
+                for one in others
+            },
+            "restarts": total(scrape(), "gpuwatch_child_restarts_total"),
+        }
+    return found
+
+
+def returned(bench: Bench, duty: str, pid: int, since_ns: int) -> bool:
+    """Say whether another process does what this one did."""
+    return bench.manifest(duty)["pid"] != pid and fresh(bench, duty, since_ns)
+
+
+def widest(bench: Bench, duty: str, start_ns: int, end_ns: int) -> dict[str, list[float]]:
+    """Return of each ring the widest gap between two rows, and its period, in milliseconds."""
+    found = {}
+    for name, rows in bench.rows(duty, start_ns, end_ns):
+        if len(rows.times) > 1:
+            found[name] = [float(max(rows.times[1:] - rows.times[:-1])) / MS, rows.period_ns / MS]
+    return found
