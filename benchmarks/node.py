@@ -25,7 +25,8 @@ from typing import Any
 import pm_sampler
 from canary_bench import PASSED_ON
 from node_bench import Bench
-from node_parts import allreduce, jobs, killed, pm_sets, recording, soak, verify
+from node_jobs import jobs
+from node_parts import allreduce, killed, pm_sets, recording, soak, verify
 from node_table import table
 
 CLOSING_SECONDS = 15.0
@@ -65,7 +66,7 @@ def tried(bench: Bench, name: str, scale: float, alone: bool) -> dict[str, Any]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         with contextlib.suppress(Exception):
-            bench.end_children(bench.watcher)
+            bench.end_children()
     return {**found, "part_seconds": time.monotonic() - start}
 
 

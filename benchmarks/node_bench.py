@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml
 from canary_bench import TITLE, read
 from measured import HERE, PORT, Host, scrape
+from node_watch import listed
 from pm_sampler import RingReader, Series
 
 from gpuwatch.control import request
@@ -99,12 +101,16 @@ class Bench:
         self.memory.start()
         self.seen: list[list[Any]] = []
         self.partial: dict[str, Any] = {}  # what a part has found so far
-        self.watcher = self.start("node_watch.py", *self.flags, stdout=subprocess.PIPE)
-        threading.Thread(target=self._hear, daemon=True).start()
 
-    def _hear(self) -> None:
-        for line in self.watcher.stdout or ():
-            self.seen.append(json.loads(line))
+    def watch(self) -> None:
+        """Have `seen` tell who is on the GPUs, until the part ends."""
+        watcher = self.start("node_watch.py", *self.flags, stdout=subprocess.PIPE)
+
+        def hear() -> None:
+            for line in watcher.stdout or ():
+                self.seen.append(json.loads(line))
+
+        threading.Thread(target=hear, daemon=True).start()
 
     @property
     def left(self) -> float:
@@ -127,13 +133,14 @@ class Bench:
         text, _ = child.communicate(timeout=min(seconds, self.left))
         return child.returncode, text
 
-    def end_children(self, *kept: subprocess.Popen[str]) -> None:
+    def end_children(self) -> None:
         """End what a part left behind."""
-        for child in [one for one in self.children if one not in kept]:
+        while self.children:
+            child = self.children.pop()
             with contextlib.suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            self.children.remove(child)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(5)
 
     def errors(self) -> str:
         return read(str(self.work / "errors.log"))[-1500:]
@@ -192,15 +199,17 @@ class Bench:
             self.host.process.wait(min(12.0, max(1.0, self.left - 2)))
         stopped, status = time.monotonic() - start, self.host.process.poll()
         time.sleep(0.3)
-        self.watcher.kill()
-        on_gpus = {gpu: [*who[0], *who[1]] for gpu, who in self.on_gpu().items()}
+        on_gpus: list[list[int]] = []
+        if not self.pretend:
+            pynvml.nvmlInit()
+            on_gpus = listed()
         named = [p for p in Path("/proc").glob("[0-9]*") if read(f"{p}/comm").strip() == TITLE]
         found = {
             "stop_seconds": stopped,
             "status": status,
             "runtime": [path.name for path in RUNTIME.glob("*")] if RUNTIME.exists() else [],
             "canaries": [path.name for path in named if not self.pretend],
-            "on_gpus": {gpu: pids for gpu, pids in on_gpus.items() if pids},
+            "on_gpus": sorted(pid for pids in on_gpus for pid in pids),
             "errors": self.errors(),
         }
         log = read(str(self.work / "daemon.log"))

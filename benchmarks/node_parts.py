@@ -1,11 +1,12 @@
 """The parts of `node.py`: what each does to the node, and what it finds."""
 
 import argparse
+import contextlib
 import gzip
 import http.client
 import json
 import os
-import random
+import select
 import shutil
 import signal
 import subprocess
@@ -68,8 +69,16 @@ def cap_shown(bench: Bench, job: subprocess.Popen[str]) -> dict[str, Any]:
     """Return how long after the first sample with it a job's power cap is on the page."""
     name, start_ns = 'reason="sw_power_cap"', monotonic_ns()
     series = "gpuwatch_gpu_throttle_active{"
-    if not bench.wait(lambda: job.poll() is not None or total(scrape(), series, name), 25):
-        return {"shown": "not within 25 s"}
+    seen = False
+
+    def over() -> bool:
+        nonlocal seen
+        seen = total(scrape(), series, name) > 0
+        return seen or bool(select.select([job.stdout], [], [], 0)[0])
+
+    bench.wait(over, 60)
+    if not seen:
+        return {"shown": "not before the job was steady"}
     shown_ns = monotonic_ns()
     first: list[int] = []
     for _, rows in bench.rows("state", start_ns, shown_ns):
@@ -153,82 +162,6 @@ def slowdown(segments: Path, ranks: int) -> dict[str, Any]:
     return {**found, "by_rank": [one["1#2"]["slowdown"] for one in ranked]}
 
 
-def jobs(bench: Bench, seconds: float) -> dict[str, Any]:
-    """Jobs come and go, most of them while a canary runs: does it make room, and how fast."""
-    before, begun_ns, order = scrape(), monotonic_ns(), random.Random(1)
-    end = time.monotonic() + seconds
-    ran: list[dict[str, Any]] = []
-    bench.partial["jobs"] = ran
-    every = list(range(bench.gpus))
-    while end - time.monotonic() > 20:
-        number = len(ran)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        job = bench.start("node_job.py", *bench.flags, **pipes)
-        assert job.stdout
-        job.stdout.readline()
-        if bench.pretend:
-            tiny = ["canary", "run", "matmul", "memory", "--cpu", "--size", "tiny"]
-            bench.begin([sys.executable, "-m", "gpuwatch", *tiny], stdout=subprocess.DEVNULL)
-        longest = min(22.0, end - time.monotonic() - 12)
-        if number % 3 == 2:  # nobody is met: what others are compared with
-            time.sleep(min(10.0, longest))
-            bench.wait(lambda: not met(bench, every), 10)
-        else:
-            bench.wait(lambda: met(bench, every), longest)
-            time.sleep(order.uniform(0.0, 0.4))
-        who = met(bench, every)
-        gpus = every if number % 2 else who or [number // 2 % bench.gpus]
-        told = {"gpus": gpus, "seconds": min(order.uniform(6, 10), end - time.monotonic() - 4)}
-        text, _ = job.communicate(json.dumps(told) + "\n", timeout=60)
-        answer = json.loads(text.splitlines()[-1])
-        ran.append({**told, "met": who, **answer})
-        time.sleep(1)
-    alone = [one["first_second_ms"] / one["later_ms"] for one in ran if not one["met"]]
-    usual = sum(alone) / len(alone) if alone else None
-    for one in ran:
-        one["first_second_ratio"] = one["first_second_ms"] / one["later_ms"]
-    return {
-        "jobs": ran,
-        "first_second_ratio_alone": usual,
-        **beside(bench.seen, begun_ns),
-        "runs": rises(before, "gpuwatch_canary_runs_total"),
-        "skips": rises(before, "gpuwatch_canary_skipped_total"),
-        "baselines": {
-            key.removeprefix("gpuwatch_canary_baseline_ratio"): value
-            for key, value in scrape().items()
-            if key.startswith("gpuwatch_canary_baseline_ratio")
-        },
-        "alerts": [one["alert"] for one in bench.status()["alerts"] if "alert" in one],
-    }
-
-
-def met(bench: Bench, gpus: list[int]) -> list[int]:
-    """Return those of the GPUs on which a canary is."""
-    now = bench.on_gpu()
-    return [gpu for gpu in gpus if now.get(gpu, ([], []))[0]]
-
-
-def beside(seen: list[list[Any]], since_ns: int) -> dict[str, Any]:
-    """Return how long canaries and jobs were on one GPU, by event, and canaries that began so."""
-    overlaps, began_beside, runs = [], [], set()
-    last: dict[int, tuple[int, list[int], list[int]]] = {}
-    open_ns: dict[int, int] = {}
-    for time_ns, gpu, canaries, others in [one for one in seen if one[0] >= since_ns]:
-        _, before, busy = last.get(gpu, (0, [], []))
-        runs |= set(canaries)
-        if busy and others and set(canaries) - set(before):
-            began_beside.append({"gpu": gpu, "pids": sorted(set(canaries) - set(before))})
-        both = bool(canaries and others)
-        if both and gpu not in open_ns:
-            open_ns[gpu] = time_ns
-        elif not both and gpu in open_ns:
-            overlaps.append({"gpu": gpu, "ms": (time_ns - open_ns.pop(gpu)) / MS})
-        last[gpu] = (time_ns, canaries, others)
-    longest = max((one["ms"] for one in overlaps), default=0.0)
-    return {"overlaps": overlaps, "longest_overlap_ms": longest, "still_open": sorted(open_ns),
-            "began_beside": began_beside, "canary_processes": len(runs)}  # fmt: skip
-
-
 def verify(bench: Bench, seconds: float) -> dict[str, Any]:
     """`gpuwatch verify --quick` beside the daemon."""
     told = bench.output / "verify.json"
@@ -278,7 +211,10 @@ def recording(bench: Bench, seconds: float) -> dict[str, Any]:
         load = bench.begin(["sleep", "5"], stdout=subprocess.PIPE)
     else:
         load = bench.start("phases.py", *flags, "--copies", "3", stdout=subprocess.PIPE)
-    text, _ = load.communicate(timeout=seconds)
+    text = "it did not end in time"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        text, _ = load.communicate(timeout=seconds - 8)
+    time.sleep(1)
     last, path, size = 40.0, Path(), RECORDING_BYTES
     bench.ask(command="resume", what="canaries")
     while last > 5 and size >= RECORDING_BYTES:

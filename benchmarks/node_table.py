@@ -100,6 +100,7 @@ def jobs(one: dict[str, Any]) -> Iterator[Row]:
         text = (f"start {job['start_seconds']:.2f} s, first second x{job['first_second_ratio']:.3f}"
                 f", met {job['met'] or 'nobody'}")  # fmt: skip
         yield f"job of {job['seconds']:.0f} s on {len(job['gpus'])} GPUs", text, ""
+    yield "jobs that failed", one.get("failed", []), "none"
     yield "first second, nobody met", one["first_second_ratio_alone"], ""
     yield "canary processes seen", one["canary_processes"], ""
     yield "together on a GPU, times", len(one["overlaps"]), ""
