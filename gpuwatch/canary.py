@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 from gpuwatch.canaries import CANARIES, LOADS
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
-from gpuwatch.process import cause, started
+from gpuwatch.process import cause, lives, started
 
 WORKER = Path(__file__).with_name("canary_worker.py")
 # Seconds that each phase may take; "import" of torch from a cold network disk takes longest.
@@ -329,8 +329,8 @@ def members(group: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, its_group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state not in "ZX":
+            its_group = (path / "stat").read_text().rpartition(")")[2].split()[2]
+            if int(its_group) == group and lives(path):
                 found.append(int(path.name))
     return found
 

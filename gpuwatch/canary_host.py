@@ -18,6 +18,7 @@ from gpuwatch.busy import Host
 from gpuwatch.canary_worker import TITLE
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import CONTROL, control_socket
+from gpuwatch.process import lives
 from gpuwatch.slurm import jobs
 
 LOCK = "canary.lock"
@@ -118,17 +119,20 @@ def _take(descriptor: int) -> bool:
 
 
 def processes(lock: Path) -> list[int]:
-    """Return the processes of this lock's sessions; while none runs those that a kill left.
+    """Return the processes of this lock's sessions; while none runs those that they left.
 
     Those of another user cannot be told from what only has their name, and are left out.
     """
-    found = []
+    mark, found = f"{MARK}={lock}".encode(), []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
-            if (path / "comm").read_bytes().strip() != TITLE:
+            if (path / "comm").read_bytes().strip() != TITLE or not lives(path):
                 continue
-            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-            mark = f"{MARK}={lock}".encode()
-            if state not in "ZX" and mark in (path / "environ").read_bytes().split(b"\0"):
+            if (path / "stat").read_text().rpartition(")")[2].split()[0] in "DZ":
+                # It may have no memory any more, or a driver call may keep others out of it.
+                ours = path.stat().st_uid == os.geteuid()
+            else:
+                ours = mark in (path / "environ").read_bytes().split(b"\0")
+            if ours:
                 found.append(int(path.name))
     return found

@@ -4,7 +4,10 @@ It waits for nobody and calls no driver: the job is a child of the supervisor, a
 over the control socket, as those of users' commands do.
 """
 
+import contextlib
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,11 +50,12 @@ class CanaryRunner:
         self._job: int | None = None
         self._turn: Turn | None = None
         self._expected: set[str] = set()  # of the turn's canaries, those without a result yet
-        self._ran = False
+        self._ran = self._made_room = False
         self._ending = ""  # why the job was told to end
         self._blind_until_ns = monotonic_ns()
         self._waiting: list[tuple[int, Quiet]] = []
         self._strays: list[int] = []
+        self._killed = False  # some that a session left
         self._looked_ns = self._paced_ns = 0
         self.hindrance = canary_host.hindrance(daemon.config)
         if not daemon.made_up:
@@ -74,6 +78,8 @@ class CanaryRunner:
             return
         if self._looked_ns < self._blind_until_ns or self._strays:
             self._look_for_strays(now_ns)
+            if now_ns < self._blind_until_ns:
+                return
         self._schedule.see(now_ns, self._idle())
         turn = self._schedule.due(now_ns)
         if turn is None:
@@ -88,13 +94,21 @@ class CanaryRunner:
             self._start(turn)
 
     def _look_for_strays(self, now_ns: int) -> None:
-        """See what the last session left, and whether what was left has ended."""
+        """End what the last session left, and see whether it has ended."""
         if now_ns - self._looked_ns < STUCK_NS and self._looked_ns >= self._blind_until_ns:
             return
         self._looked_ns = now_ns
         if canary_host.session_runs(self._lock):
             return  # they are its own
         strays = canary_host.processes(self._lock)
+        for pid in strays:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        before, self._killed = self._killed, bool(strays)
+        if strays and not before:
+            log.warning("canaries: process %d outlived its canary: killed", strays[0])
+            self._blind_until_ns = now_ns + AFTER_NS
+            return
         if strays and not self._strays:
             log.error(
                 "canaries: process %d does not end when killed: none runs any more", strays[0]
@@ -144,6 +158,7 @@ class CanaryRunner:
             "procfs": paths["procfs"],
         }
         self._turn, self._expected, self._ran = turn, set(turn.canaries), False
+        self._made_room = False
         deadline_seconds = JOB_SECONDS + LONGEST_SECONDS * len(turn.canaries)
         self._job = daemon.supervisor.spawn("canaries", settings, deadline_seconds, self._ended)
 
@@ -155,7 +170,7 @@ class CanaryRunner:
             how = "it took too long" if message.get("late") else f"status {message['status']}"
             log.warning("canaries: their process ended early (%s): %s", how, message["output"])
         self._skip(sorted(self._expected), turn.gpu, self._ending or "other")
-        self._schedule.ended(turn, now_ns, started=True, ran=self._ran)
+        self._schedule.ended(turn, now_ns, started=True, ran=self._ran, made_room=self._made_room)
         self._job = self._turn = None
         self._ending = ""
         self._blind_until_ns = now_ns + AFTER_NS
@@ -176,6 +191,7 @@ class CanaryRunner:
             self._expected.discard(canary)
             ran = result.get("result") in ("ok", "wrong", "failed")
             self._ran |= ran
+            self._made_room |= result.get("result") == "aborted"
             if ran and self._job is None and numbers:
                 for one in at_once or [None]:
                     self._schedule.ran(one, monotonic_ns())
@@ -203,9 +219,10 @@ class CanaryRunner:
         for waiting in list(self._waiting):
             deadline_ns, done = waiting
             runs = self._job is not None or canary_host.session_runs(self._lock)
-            if runs and now_ns < deadline_ns:
+            holders = canary_host.processes(self._lock)
+            ending = holders and not self._strays  # killed with their job, they take a moment
+            if (runs or ending) and now_ns < deadline_ns:
                 continue
             self._waiting.remove(waiting)
-            holders = canary_host.processes(self._lock) if runs or self._strays else []
             holders = holders or ([0] if runs else [])  # a session between two of its canaries
             done([{"pid": pid, "call": "a canary"} for pid in holders])

@@ -157,13 +157,18 @@ class Schedule:
         if all(one[1:] != (canary, gpus) for one in self._retests):
             self._retests.append((due_ns, canary, gpus))
 
-    def ended(self, turn: Turn, now_ns: int, *, started: bool, ran: bool) -> None:
-        """Take in that a turn is over: whether a job was started for it, and gave a result."""
+    def ended(
+        self, turn: Turn, now_ns: int, *, started: bool, ran: bool, made_room: bool = False
+    ) -> None:
+        """Take in that a turn is over: whether a job was started for it, and gave a result.
+
+        If it has made room for somebody, they may have left before they are seen.
+        """
         for gpu in turn.courses:
             course = self._courses.get(gpu)
             if course is None or turn.canaries != self._canaries(gpu):
                 continue  # a retest
-            course.used = False
+            course.used = made_room
             if started:
                 course.ran_ns = now_ns
             course.due_ns = now_ns + self._next(course, gpu, ran=ran)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuwatch.errors import ControlError
+from gpuwatch.errors import ControlError, NoAnswer
 
 PACKET_BYTES = 128 * 1024
 PART_BYTES = 64 * 1024
@@ -202,7 +202,7 @@ def request(path: Path, message: Mapping[str, Any], timeout_seconds: float) -> M
             client.send(json.dumps(message).encode())
             packet = client.recv(PACKET_BYTES)
         except TimeoutError as error:
-            raise ControlError(
+            raise NoAnswer(
                 f"{path}: no answer within {timeout_seconds:g} s: see the daemon's log"
             ) from error
         except PermissionError as error:

@@ -48,6 +48,10 @@ class ControlError(GpuwatchError):
     exit_code = UNKNOWN
 
 
+class NoAnswer(ControlError):
+    """A daemon runs and has not answered in time."""
+
+
 class SourceUnavailable(GpuwatchError):
     """The source cannot work on this machine now; it is opened again later.
 

@@ -231,6 +231,10 @@ class Looks:
         self._output.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(CLOSE_SECONDS)
+            return
+        self._popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(CLOSE_SECONDS)
 
 
 def _known(seen: Sequence[Seen], name: str) -> list[float]:

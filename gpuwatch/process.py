@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpuwatch import pulse as page
@@ -45,6 +46,19 @@ def cause(status: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-status).name
     return f"signal {-status}"
+
+
+def lives(path: Path) -> bool:
+    """Say whether a process, by its directory of /proc, has not ended.
+
+    One that was killed shows its first thread as dead while another is still in a driver call.
+    """
+    with contextlib.suppress(OSError):
+        return any(
+            (task / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            for task in (path / "task").iterdir()
+        )
+    return False
 
 
 class Process:

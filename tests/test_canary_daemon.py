@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,35 @@ seed_seconds = 1
 """
 )
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
+LONG = 120.0  # seconds; a busy machine takes that to start some interpreters
+SEEN = """
+told = [os.environ["NCCL_NVLS_ENABLE"], os.environ["SITE"]]
+open(__file__ + ".seen", "w").write(json.dumps(told))
+"""
+# Leaves a process behind that is in no group of ours any more, and has our files closed.
+STRAY = """
+if not os.fork():
+    os.setsid()
+    open("/proc/self/comm", "w").write("gpuwatch-canary")
+    os.closerange(0, 3)
+    open(__file__ + ".stray", "w").write(str(os.getpid()))
+    time.sleep(150)
+"""
+# One behind which another comes whenever it is killed, as one in a driver call would stay.
+REBORN = """
+if not os.fork():
+    os.setsid()
+    os.closerange(0, 3)
+    open(__file__ + ".stray", "w").write(str(os.getpid()))
+    while True:
+        if not os.fork():
+            prctl = __import__("ctypes").CDLL(None).prctl
+            prctl(1, 9)  # PR_SET_PDEATHSIG
+            open("/proc/self/comm", "w").write("gpuwatch-canary")
+            time.sleep(150)
+        os.wait()
+"""
+HANGS = "say(phase='measure', rank=0)\nhang()\n"
 
 
 class Host:
@@ -87,6 +117,15 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Running]]:
+    """A daemon whose worker hangs, which takes a while to be seen: while other tests run."""
+    host = Host(tmp_path_factory.mktemp("hung"))
+    host.interpreter(HANGS)
+    with host.running() as running:
+        yield host, running
+
+
 def results(running: Running) -> list[str]:
     """Return the results of the readings that are shown, in order of time."""
     _, body = running.get("/api/v1/canaries")
@@ -96,108 +135,109 @@ def results(running: Running) -> list[str]:
 
 
 def test_an_idle_gpu_gets_its_canaries(host):
-    """Nobody asks for them: readings come until somebody uses the GPU."""
-    host.interpreter(
-        "print(os.environ.get('NCCL_NVLS_ENABLE'), file=open(__file__ + '.seen', 'a'))\n"
-        f"MORE = {{}}\n{MEASURES}"
-    )
-    with host.running(NCCL_NVLS_ENABLE="0") as running:
-        wait_for(lambda: results(running), 120)
-        assert set(results(running)) == {"ok"}
-        assert "canaries" not in running.log()
-        seen = (host.directory / "program.py.seen").read_text()
-        assert set(seen.split()) == {"0"}  # what a site sets for NCCL reaches its canaries
+    """Nobody asks for them; they end when somebody uses the GPU, is told to or turns them off."""
+    host.interpreter(f"{STRAY}{SEEN}MORE = {{}}\n{MEASURES}")
+    with host.running(NCCL_NVLS_ENABLE="0", SITE="$(reboot)\n%n\udcff") as running:
+        wait_for(lambda: results(running), LONG)
+        seen = json.loads((host.directory / "program.py.seen").read_text())
+        assert seen == ["0", "$(reboot)\n%n\udcff"]  # what a site sets reaches its canaries
         host.interpreter(LASTS)
-        wait_for(lambda: host.canaries(running), 120)
+        wait_for(lambda: host.canaries(running), LONG)
+        left = int((host.directory / "program.py.stray").read_text())
+        assert not Path(f"/proc/{left}").exists()
+        assert f"process {left} outlived its canary: killed" in running.log()
+        assert running.alert("canary_stuck") is None
         host.node.now(PROCESSES, val=PROCESS)
-        wait_for(lambda: "aborted" in results(running))
-        wait_for(lambda: not host.canaries(running))
-        wait_for(lambda: not session_runs(running.runtime / LOCK))
+        wait_for(lambda: "aborted" in results(running), LONG)
+        wait_for(lambda: not host.canaries(running) and not session_runs(running.runtime / LOCK))
+        assert set(results(running)) == {"ok", "aborted"}
+        host.node.now(PROCESSES, val=[])
+        (canary,) = wait_for(lambda: host.canaries(running), LONG)
+        config = (host.directory / "config.toml").read_text()
+        (host.directory / "config.toml").write_text(f"{config}enabled = false\n")
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "the daemon runs none: [canary] enabled is false" in running.log(), LONG)
+        wait_for(lambda: not Path(f"/proc/{canary}").exists())
+        wait_for(running.is_ready)
+        pause_ends_a_user_s(host, running)
 
 
-def test_pause_ends_what_runs(host):
-    """No canary runs when the command returns, nor later, nor by hand; then they go on."""
+def pause_ends_a_user_s(host: Host, running: Running) -> None:
+    """Those that run in a terminal end as well, and say why; two at a time are refused."""
+    words = ["canary", "run", "matmul", f"--config={host.directory}/config.toml", "--json"]
+    with host.begun(running, *words) as user:
+        wait_for(lambda: [1 for _, line in descendants(user.pid) if "program.py" in line], LONG)
+        second = host.command(running, *words)
+        assert second.returncode == 3
+        assert json.loads(second.stdout)[0]["detail"].startswith("canaries run already")
+        assert host.command(running, "pause", "canaries").returncode == 0
+        output, _ = user.communicate(timeout=LONG)
+    (result,) = json.loads(output)
+    assert (result["result"], result["detail"][:19]) == ("aborted", "canaries are paused")
+    assert "canaries are paused: gpuwatch resume" in host.command(running, *words).stdout
+
+
+def test_pause_outlives_the_daemon_and_canaries_do_not(host):
+    """No canary runs once the command returns, nor later; none is left of whoever was killed."""
     host.interpreter(LASTS)
     with host.running() as running:
-        (canary,) = wait_for(lambda: host.canaries(running), 120)
+        (canary,) = wait_for(lambda: host.canaries(running), LONG)
+        daemon = running.child("daemon")
+        os.kill(daemon, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{canary}").exists())
+        (canary,) = wait_for(lambda: host.canaries(running), LONG)
         told = host.command(running, "pause", "canaries", "--for", "10m")
         assert (told.returncode, told.stderr) == (0, "")
-        assert told.stdout.startswith("canaries: paused until `gpuwatch resume canaries` or for 6")
+        assert told.stdout == "canaries: paused until `gpuwatch resume canaries` or for 600 s\n"
         assert not Path(f"/proc/{canary}").exists()
-        wait_for(lambda: running.value("gpuwatch_released", 'what="canaries"') == 1)
-        told = host.command(running, "canary", "run", "matmul", f"--canary.python={host.python}")
-        assert told.returncode == 3
-        assert "canaries are paused: gpuwatch resume canaries" in told.stdout
         daemon = running.child("daemon")
         os.kill(daemon, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{daemon}").exists())
         wait_for(running.is_ready)
-        assert running.value("gpuwatch_released", 'what="canaries"') == 1  # the lease outlives it
+        wait_for(lambda: running.value("gpuwatch_released", 'what="canaries"') == 1)
         told = host.command(running, "resume", "canaries")
         assert (told.returncode, told.stdout) == (0, "canaries: run again\n")
-        wait_for(lambda: host.canaries(running), 120)
+        wait_for(lambda: host.canaries(running), LONG)
         told = host.command(running, "release", "gpus")  # they hold the GPUs, too
         assert told.returncode == 0
         assert not host.canaries(running)
         assert not host.node.users()
-
-
-def test_nothing_is_left_of_a_daemon_that_was_killed(host):
-    """Its canary ends with it, and the next daemon runs its own, which ends with the supervisor."""
-    host.interpreter(LASTS)
-    with host.running() as running:
-        (canary,) = wait_for(lambda: host.canaries(running), 120)
-        os.kill(running.child("daemon"), signal.SIGKILL)
-        wait_for(lambda: not Path(f"/proc/{canary}").exists())
-        (other,) = wait_for(lambda: host.canaries(running), 120)
+        host.command(running, "resume", "gpus")
+        (canary,) = wait_for(lambda: host.canaries(running), LONG)
         running.process.kill()
         running.process.wait()
-        wait_for(lambda: not Path(f"/proc/{other}").exists())
+        wait_for(lambda: not Path(f"/proc/{canary}").exists())
     shutil.rmtree(ring_directory(running.runtime))
 
 
-def test_pause_ends_a_user_s_canaries(host):
-    """Those that run in a terminal end as well, and say why; two at a time are refused."""
-    words = ["canary", "run", "matmul", f"--config={host.directory}/config.toml", "--json"]
-    with host.running("enabled = false\n") as running:
-        assert host.command(running, *words).returncode == 0
-        wait_for(lambda: results(running) == ["ok"])  # the daemon was told
-        host.interpreter(LASTS)
-        assert "canaries: the daemon runs none: [canary] enabled is false" in running.log()
-        with host.begun(running, *words) as user:
-            wait_for(lambda: [1 for _, line in descendants(user.pid) if "program.py" in line])
-            second = host.command(running, *words)
-            assert second.returncode == 3
-            assert json.loads(second.stdout)[0]["detail"].startswith("canaries run already")
-            assert host.command(running, "pause", "canaries").returncode == 0
-            output, _ = user.communicate(timeout=60)
-        (result,) = json.loads(output)
-        assert (result["result"], result["detail"][:19]) == ("aborted", "canaries are paused")
-
-
-def test_a_process_that_outlives_its_kill_stops_all(host):
+def test_what_outlives_its_kill_stops_all(host):
     """It is an alert, and nothing runs until it is gone: the driver is not well."""
-    stray = (
-        "if not os.fork():\n"
-        "    os.setsid()\n"
-        "    open('/proc/self/comm', 'w').write('gpuwatch-canary')\n"
-        "    os.closerange(0, 3)\n"
-        "    time.sleep(150)\n"
-        "time.sleep(0.1)\n"
-    )
-    host.interpreter(f"MORE = {{}}\n{stray}{MEASURES}")
+    host.interpreter(f"{REBORN}MORE = {{}}\n{MEASURES}")
     with host.running() as running:
-        wait_for(lambda: running.alert("canary_stuck"), 120)
-        (line,) = [line for line in running.log().splitlines() if "does not end when" in line]
-        left = int(line.partition("process ")[2].split()[0])
+        wait_for(lambda: running.alert("canary_stuck"), LONG)
+        assert "does not end when killed" in running.log()
         count = len(results(running))
         host.interpreter(f"MORE = {{}}\n{MEASURES}")
         closed = running.status()["ticks_closed"]
         wait_for(lambda: running.status()["ticks_closed"] > closed + 6)
         assert len(results(running)) == count
-        os.kill(left, signal.SIGKILL)
-        wait_for(lambda: "is gone" in running.log())
-        wait_for(lambda: len(results(running)) > count, 90)
+        os.kill(int((host.directory / "program.py.stray").read_text()), signal.SIGKILL)
+        wait_for(lambda: "is gone" in running.log(), LONG)
+        wait_for(lambda: len(results(running)) > count, LONG)
+
+
+def test_a_hung_worker_is_killed_and_told(hung):
+    """Its run has failed, with the phase; all else goes on, and the next may run."""
+    _, running = hung
+    wait_for(lambda: running.events("canary_failed"), LONG)
+    (event, *_) = running.events("canary_failed")
+    assert "hangs: 1" in event["detail"]
+    assert "in phase measure" in event["detail"]
+    assert set(results(running)) == {"failed"}
+    assert running.alert("canary_stuck") is None
+    assert running.value("gpuwatch_canary_runs_total", 'result="failed"', '"matmul"') >= 1
+    assert "outlived" not in running.log()
+    assert running.is_ready()
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,17 @@ def test_gpus_of_one_job_are_tried_side_by_side():
     assert node.turns == []
 
 
+def test_a_turn_that_made_room_comes_again():
+    """Who came may have left before they were seen: that was a job all the same."""
+    node = Node(seeded=False)
+    node.live(70)
+    (turn,) = [turn for _, turn in node.turns]
+    node.turns.clear()
+    node.schedule.ended(turn, node.now * SECOND_NS, started=True, ran=False, made_room=True)
+    node.live(120 + 2)
+    assert [turn for _, turn in node.turns] == [turn]
+
+
 def test_what_a_user_has_tried_is_not_tried_again_after_the_job():
     """An epilog has run canaries: the daemon waits as after a turn of its own."""
     node = Node(run=["matmul"])

@@ -22,7 +22,16 @@ from gpuwatch.canary_text import shape_text, written
 from gpuwatch.clock import read_clocks
 from gpuwatch.commands.run import config_request
 from gpuwatch.control import Message
-from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError, ControlError, GpuwatchError
+from gpuwatch.errors import (
+    FAIL,
+    PASS,
+    UNKNOWN,
+    WARN,
+    ConfigError,
+    ControlError,
+    GpuwatchError,
+    NoAnswer,
+)
 from gpuwatch.lease import this_boot
 from gpuwatch.look import Looks
 from gpuwatch.paths import DATABASE, control_socket, state_directory
@@ -234,13 +243,20 @@ def _hand_over(arguments: Namespace, results: Iterable[Result]) -> list[Message]
 
 
 def state_here(arguments: Namespace, config: dict[str, Any]) -> Path:
-    """Return the state directory of the daemon that runs, else the one that is set."""
+    """Return the state directory of the daemon that runs, else the one that is set.
+
+    Raises NoAnswer if one runs and does not say: canaries may be paused there.
+    """
     if vars(arguments)["paths.state"] is None:
-        with suppress(ControlError, KeyError):
-            socket = control_socket(vars(arguments)["paths.runtime"])
+        socket = control_socket(vars(arguments)["paths.runtime"])
+        try:
             answer = control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)
             if answer["source"]["kind"] == "nvml":
                 return Path(answer["state"]["path"])
+        except NoAnswer:
+            raise
+        except (ControlError, KeyError):
+            pass  # none runs, or one that is not for us
     return Path(config["paths"]["state"] or state_directory(Path(config["paths"]["runtime"])))
 
 
