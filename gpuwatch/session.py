@@ -228,7 +228,7 @@ class Session:
             try:
                 seen = self._seen(unit, told)
                 reading = self._reading(canary, unit, {**told, **when}, seen)
-            except (KeyError, TypeError, ValueError, IndexError):
+            except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError):
                 outcome = Outcome(ended="failed", fault=NONE)
                 break
             yield Result(

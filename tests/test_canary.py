@@ -98,6 +98,8 @@ def test_a_child_that_hangs(tmp_path, phase):
         ),
         ("", "ended without a result"),
         ("print('[rank0] NCCL INFO')", "says what is no result: '[rank0] NCCL INFO'"),
+        ("os.write(1, b'\\xff\\x00\\n')", "says what is no result: '\ufffd\\x00'"),
+        ("os.write(1, b'{\"reading\": {')", "ended without a result"),
         ("print('[1]')", "says what is no result: '[1]'"),
         ("print('[' * 100_000)", "says what is no result: '[[[["),
         ("say(phase=3, rank=0)", "says what is no result"),
@@ -136,6 +138,21 @@ def state_of(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads():
+    """One that was killed in a driver call has a first thread that has ended, and another."""
+    program = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(100,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], process_group=0)
+    with process:
+        wait_for(lambda: state_of(process.pid) == "Z")
+        assert members(process.pid) == [process.pid]
+        process.kill()
+        wait_for(lambda: not members(process.pid))
 
 
 def test_a_run_can_be_stopped(tmp_path):

@@ -119,7 +119,7 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.fixture(scope="module", autouse=True)
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Running]]:
-    """A daemon whose worker hangs, which takes a while to be seen: while other tests run."""
+    """Start a daemon whose worker hangs: it takes a while to be seen, while others run."""
     host = Host(tmp_path_factory.mktemp("hung"))
     host.interpreter(HANGS)
     with host.running() as running:

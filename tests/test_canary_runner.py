@@ -163,6 +163,49 @@ def test_a_job_that_fails_is_told_once_and_not_tried_at_once(daemon, caplog):
     assert "status 1" in line
 
 
+def test_what_a_session_left_is_killed_and_only_a_survivor_is_told(daemon, monkeypatch, caplog):
+    """Nothing runs until it is gone; a skip says why."""
+    left, killed = [7], []
+    monkeypatch.setattr(canary_host, "processes", lambda _: list(left))
+    monkeypatch.setattr(canary_runner.os, "kill", lambda pid, _: killed.append(pid))
+    daemon.live(4)
+    assert (killed, daemon.runner.stuck) == ([7, 7], 1)
+    assert ["outlived" in line for line in caplog.messages] == [True, False]
+    daemon.live(60)
+    assert daemon.jobs == []
+    assert {reason for *_, reason in daemon.skips} == {"stuck"}
+    left.clear()
+    daemon.live(20)
+    assert (daemon.runner.stuck, len(daemon.jobs)) == (0, 1)
+    left.append(8)  # one that ends when it is killed is no fault
+    daemon.end()
+    daemon.live(3)
+    left.clear()
+    daemon.live(20)
+    assert (killed[-1], daemon.runner.stuck) == (8, 0)
+
+
+def test_no_step_of_the_wall_clock_starts_or_loses_a_run(tmp_path, monkeypatch):
+    """Years ahead, back to 1970 or to and fro: turns come as they do on a clock that is right."""
+    starts = []
+    for number, step in enumerate((0.0, 1e9, -1.9e9, 3600.0)):
+        daemon = Daemon(tmp_path / str(number), monkeypatch)
+        daemon.runner._schedule._uniform = lambda low, high: (low + high) / 2
+        times = iter(range(10**6))
+        monkeypatch.setattr("time.time", lambda s=step, t=times: 2e9 + s * (next(t) % 2 or s > 9e8))
+        found = []
+        for _ in range(400):
+            before = len(daemon.jobs)
+            daemon.live(10)
+            if len(daemon.jobs) > before:
+                found.append(daemon.now)
+                daemon.runner.take([OK, {**OK, "canary": "pcie"}])
+                daemon.end()
+        starts.append(found)
+    assert len(starts[0]) > 5
+    assert all(found == starts[0] for found in starts)
+
+
 def test_strangers_results_are_no_reason_to_fail(daemon):
     """Results that make no sense are the ledger's to judge."""
     assert daemon.runner.take([{}]) == [
