@@ -1,6 +1,7 @@
 """What PM sampling gives and costs on this host's real GPUs: one script, one run.
 
-    python benchmarks/pm.py --output DIRECTORY [--parts truth,burst,cost,slowdown,lifecycle,soak]
+    python benchmarks/pm.py --output DIRECTORY [--parts truth,burst,cost,image,lifecycle,soak]
+    python benchmarks/pm.py --output DIRECTORY --parts slowdown --slowdown 100
 
 Uses the product's own sampler. Each part has its `--seconds`-like option, is reported even when it
 fails, and goes into DIRECTORY/pm.json at once; the burst's series are in DIRECTORY/burst.json. No
@@ -84,12 +85,42 @@ def truth(options: argparse.Namespace) -> Any:
             found[what] = guarded(lambda what=what, names=names: moved(sampler, loads[what], names))
         if options.gpus > 1:
             found["allreduce"] = guarded(
-                lambda: moved(sampler, Load("allreduce", options.truth), NVLINK)
+                lambda: links(options, sampler, Load("allreduce", options.truth))
             )
         found["matmul"] = guarded(lambda: against_flops(options, sampler, matmul))
         found["errors"] = sampler.hear()
         found["events"] = sampler.events
     return found
+
+
+def links(options: argparse.Namespace, sampler: Sampler, load: Load) -> dict[str, Any]:
+    """Compare NVLink's bytes with an algorithm's and with what NVML counts, GPU by GPU.
+
+    NVML is read once a second: nothing else may move while it is waited for, before and after.
+    """
+    slow = started(options, "counters", "nvml_counters")
+    try:
+        did = load.run()
+        time.sleep(ARRIVE_SECONDS + 1.0)
+        start_ns, end_ns = did["start_ns"] - 100 * MS, did["end_ns"] + 100 * MS
+        every = slow.series(start_ns - 1_500 * MS, monotonic_ns())
+        told = {rows.entity: rows for rows in every if NVLINK[0] in rows.cells}
+        found: dict[str, Any] = {"bytes": did["bytes"], "seconds": (end_ns - start_ns) / 1e9}
+        for rows in sampler.series(start_ns, end_ns):
+            counted = {name: rows.rise(name) for name in NVLINK if name in rows.cells}
+            # NVML counts in KiB.
+            by_nvml = {name: told[rows.entity].rise(name) * 1024 for name in counted
+                       if rows.entity in told}  # fmt: skip
+            found[rows.entity] = {
+                "counted": counted, "nvml": by_nvml,
+                "to_payload": {name: count / did["bytes"] for name, count in counted.items()},
+                "to_nvml": {name: counted[name] / n for name, n in by_nvml.items() if n},
+                **rows.about(),
+            }  # fmt: skip
+        load.end()
+        return found
+    finally:
+        slow.stop()
 
 
 def against_flops(options: argparse.Namespace, sampler: Sampler, load: Load) -> dict[str, Any]:
@@ -169,8 +200,10 @@ def cost(options: argparse.Namespace) -> Any:
     def measure(load: str) -> None:
         for chosen in ("default", "full"):
             for interval in ("100us", "1ms", "10ms"):
-                found.append(guarded(lambda c=chosen, i=interval: one(options, load, c, i)))
+                if not wanted or f"{load}:{chosen}:{interval}" in wanted:
+                    found.append(guarded(lambda c=chosen, i=interval: one(options, load, c, i)))
 
+    wanted = options.combinations.split(",") if options.combinations else []
     measure("idle")
     with busy(600):
         measure("busy")
@@ -189,7 +222,8 @@ def one(options: argparse.Namespace, load: str, chosen: str, interval: str) -> d
         errors = sampler.hear()
         return {"load": load, "set": chosen, "interval": interval,
                 "core_per_gpu": used / max(1, len(series)), "gpus": len(series),
-                "pss_mib": sampler.pss_mib(), "start_seconds": sampler.start_seconds,
+                "pss_mib": sampler.pss_mib(), "mappings": pm_sampler.memory(sampler.process.pid),
+                "start_seconds": sampler.start_seconds,
                 "errors": errors, "reason": sampler.reason, "events": sampler.events[-2:],
                 **(series[0].about() if series else {})}  # fmt: skip
 
@@ -249,14 +283,18 @@ class Daemon:
 
 @part
 def slowdown(options: argparse.Namespace) -> Any:
-    """Slowdown of a training-like job: off, off again as control, 1 ms, 10 ms."""
+    """Slowdown of a training-like job: off, off again as control, and 1 ms.
+
+    A segment is long beside the settling that a change of the hardware's sampling takes, and a
+    hundred seconds hold more than twenty blocks.
+    """
     daemon = Daemon(options)
     try:
         command = [
             *(sys.executable, str(HERE / "training_step.py"), "--source", "pm"),
             *("--segments", str(daemon.directory / "segments"), "--control", str(daemon.control)),
-            *("--classes", "off,off,1,10", "--seconds", str(options.slowdown)),
-            *("--settle-steps", "60"),
+            *("--classes", "off,off,1", "--seconds", str(options.slowdown)),
+            *("--settle-steps", "30", "--segment-steps", "64"),
         ]
         if options.pretend:
             from gpuwatch.control import request
@@ -272,6 +310,17 @@ def slowdown(options: argparse.Namespace) -> Any:
                 "error": done.stderr[-500:]}  # fmt: skip
     finally:
         daemon.stop()
+
+
+@part
+def image(options: argparse.Namespace) -> Any:
+    """Compare sizes of the image: CPU, memory, samples lost; and what a start takes of memory."""
+    command = [sys.executable, str(HERE / "pm_image.py"), "--seconds", str(options.image)]
+    command += ["--library", options.library] if options.library else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        return {"failed": done.stderr[-800:]}
+    return json.loads(done.stdout)
 
 
 @part
@@ -394,6 +443,7 @@ def soak(options: argparse.Namespace) -> Any:
     """Sample for long beside a load that comes and goes: overflows, gaps, memory."""
     with started(options) as sampler, busy(options.soak + 30, "--busy", "3", "--idle", "1"):
         sampler.hear()
+        cpu_seconds = sampler.cpu_seconds()  # of the start
         memory, gaps, rows, uncovered = [(0.0, sampler.pss_mib())], 0, 0, 0.0
         start_ns = seen_ns = monotonic_ns()
         while (passed := (monotonic_ns() - start_ns) / 1e9) < options.soak:
@@ -408,8 +458,8 @@ def soak(options: argparse.Namespace) -> Any:
         return {"seconds": options.soak, "rows": rows, "expected": (seen_ns - start_ns) / MS,
                 "gaps": gaps, "uncovered": uncovered, "errors": sampler.hear(),
                 "mib_per_hour": (memory[-1][1] - memory[1][1]) / max(hours, 1e-9),
-                "pss_mib": memory,
-                "cpu_seconds": sampler.cpu_seconds(), "events": sampler.events}  # fmt: skip
+                "pss_mib": memory, "start_cpu_seconds": cpu_seconds, "core": (sampler.cpu_seconds() - cpu_seconds)
+                / memory[-1][0], "events": sampler.events}  # fmt: skip
 
 
 def first_start(options: argparse.Namespace) -> dict[str, Any]:
@@ -453,8 +503,10 @@ def main() -> int:
     parser.add_argument("--truth", type=float, default=1.0, help="seconds of each known load")
     parser.add_argument("--agreement", type=float, default=10.0, help="seconds of matmul")
     parser.add_argument("--cost", type=float, default=3.0, help="seconds of each combination")
-    parser.add_argument("--slowdown", type=float, default=60.0)
+    parser.add_argument("--slowdown", type=float, default=100.0)
+    parser.add_argument("--image", type=float, default=2.0, help="seconds of each size")
     parser.add_argument("--soak", type=float, default=30.0)
+    parser.add_argument("--combinations", default="", help="load:set:interval,... of the cost")
     parser.add_argument("--library", default="", help='file of CUPTI; "" as gpuwatch finds it')
     parser.add_argument("--other-libraries", type=Path, nargs="*", default=[])
     parser.add_argument("--sysfs", default="/sys")

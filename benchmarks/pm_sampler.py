@@ -34,6 +34,23 @@ ORIGIN = ["nvml"]  # what samplers read, as --source says it
 generations = iter(range(1, 10_000))
 
 
+def memory(process: int | str) -> dict[str, float]:
+    """Return a process's PSS in MiB by mapping, those of less than half a MiB together."""
+    found: dict[str, float] = {}
+    name = ""
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            name = Path(words[5]).name if len(words) > 5 else f"anonymous {words[1]}"
+            name = "ring" if name.endswith(".ring") else name
+        elif words[0] == "Pss:":
+            found[name] = found.get(name, 0.0) + int(words[1]) / 1024
+    small = {name for name, size in found.items() if size < 0.5}
+    large = {name: round(size, 1) for name, size in found.items() if name not in small}
+    rest = round(sum(found[name] for name in small), 1)
+    return dict(sorted(large.items(), key=lambda one: -one[1])) | {"rest": rest}
+
+
 def collectors(*names: str) -> dict[str, bool]:
     """Return the config in which only these sources are on."""
     return {one.name: one.name in names for sources in SOURCES.values() for one in sources}
@@ -121,8 +138,7 @@ class Sampler:
         return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
 
     def pss_mib(self) -> float:
-        lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
+        return sum(memory(self.process.pid).values())
 
     def readers(self) -> Iterator[RingReader]:
         for path in self.manifest().get("rings", []):
@@ -151,6 +167,7 @@ class Series:
         self.times, self.late = rows["time_ns"], rows["late"]
         self.entity = reader.schema.columns[0].entity.id
         self.cells: dict[str, Any] = {}
+        self.entity = reader.schema.columns[0].entity.id
         for index, column in enumerate(reader.schema.columns):
             kind = "integers" if index < reader.schema.integers else "gauges"
             place = index if kind == "integers" else index - reader.schema.integers

@@ -192,6 +192,7 @@ def main() -> int:
     parser.add_argument("--classes", default="off,off,10,1")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--segment-steps", type=int, default=SEGMENT_STEPS)
     parser.add_argument("--settle-steps", type=int, default=SETTLE_STEPS)
     parser.add_argument("--segment-steps", type=int, default=SEGMENT_STEPS)
     parser.add_argument("--steady", type=float, default=0.0)

@@ -155,7 +155,7 @@ class Pm(Duty):
     set: Literal["default", "full"] = "default"
     library: Text = ""
     read_deadline_seconds: Annotated[float, Field(ge=0.1, le=60)] = 10.0
-    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.2
+    budget_ratio: Annotated[float, Field(ge=0.001, le=1)] = 0.3
 
 
 class Host(Duty):

@@ -1,7 +1,7 @@
 """The feed: from the rings of all children to closed ticks.
 
 A tick closes on data time: when every ring's watermark has passed its end, or 300 ms plus the
-longest delivery period later. What comes after that counts as missing.
+longest delivery period later. What comes later is missing; who seems dead is not waited for.
 """
 
 import json
@@ -26,6 +26,7 @@ from gpuwatch.window import STARTING_NS, TICK_NS, Tick, Window
 log = logging.getLogger("gpuwatch.feed")
 
 GRACE_NS = 300_000_000
+DOWN_NS = 2 * SECOND_NS  # without a sign of life: not waited for
 MANIFEST_BYTES = 16 * 1024 * 1024
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 CATCH_UP_NS = SECOND_NS  # no other is begun after so long, where each takes long
@@ -193,9 +194,8 @@ class Feed:
         return ticks
 
     def _forget_ended(self) -> None:
-        kept = {
-            column.entity for ring in self.rings.values() for column in ring.reader.schema.columns
-        }
+        schemas = [ring.reader.schema for ring in self.rings.values()]
+        kept = {column.entity for schema in schemas for column in schema.columns}
         self.ended = {entity: info for entity, info in self.ended.items() if entity in kept}
 
     def look_for_manifests(self) -> None:
@@ -314,14 +314,14 @@ class Feed:
 
     def _first_end(self, now_ns: int) -> int:
         """Start where the rings reach back to: a restarted daemon misses nothing."""
-        oldest = [
-            first for ring in self.rings.values() if (first := ring.windows.oldest_ns) is not None
-        ]
+        firsts = [ring.windows.oldest_ns for ring in self.rings.values()]
+        oldest = [first for first in firsts if first is not None]
         start = max(min(oldest, default=now_ns), now_ns - self._keep_ns)
         return (start // TICK_NS + 1) * TICK_NS
 
     def _complete(self, end_ns: int, now_ns: int) -> bool:
         rings = [ring for ring in self.rings.values() if ring.current and not ring.windows.ended]
+        rings = [ring for ring in rings if ring.reader.heartbeat_ns > now_ns - DOWN_NS]
         if rings and all(ring.watermark_ns >= end_ns for ring in rings):
             return True
         delivery = max((ring.reader.schema.delivery_ns for ring in rings), default=0)

@@ -16,10 +16,10 @@ from gpuwatch.clock import SECOND_NS
 from gpuwatch.cupti import Cupti, CuptiError, texts
 
 MIB = 1024 * 1024
-BUFFER_NS = 2 * SECOND_NS  # that the hardware's buffer holds, of what an H200 writes
-BUFFER_LEAST = 4 * MIB
-IMAGE_ROOM = 1.5  # samples of an image, as a multiple of what one delivery brings
-DECODES_AT_MOST = 20  # of one drain that must catch up
+# The hardware's buffer holds so much of what an H200 writes, in memory that is this process's own.
+BUFFER_NS = SECOND_NS
+BUFFER_LEAST = 2 * MIB
+IMAGE_SAMPLES = 128  # that are decoded at a time: a sample takes 5 to 22 KB
 
 
 class Sample(NamedTuple):
@@ -119,7 +119,6 @@ class Session:
         names: tuple[str, ...],
         sample_bytes: int,
         interval_ns: int,
-        delivery_ns: int,
     ) -> None:
         self.interval_ns = interval_ns
         self._device = device
@@ -127,7 +126,8 @@ class Session:
         self._left_out = 0
         self._names = texts(names)
         self._values = (ctypes.c_double * len(names))()
-        self._samples = max(16, int(IMAGE_ROOM * delivery_ns / interval_ns))
+        # Of one drain: all that the buffer may hold and what comes meanwhile, and no more.
+        self._decodes_at_most = 4 + 2 * BUFFER_NS // (interval_ns * IMAGE_SAMPLES)
         self._object = None
         self._host = device.host()
         try:
@@ -164,7 +164,7 @@ class Session:
             **this,
             pMetricNames=ctypes.addressof(self._names),
             numMetrics=metrics,
-            maxSamples=self._samples,
+            maxSamples=IMAGE_SAMPLES,
         ).counterDataSize
         self._image = cupti.scratch(size)  # empty again after each drain
         where = ctypes.addressof(self._image)
@@ -194,7 +194,7 @@ class Session:
         Raises CuptiError.
         """
         samples: list[Sample] = []
-        for _ in range(DECODES_AT_MOST):
+        for _ in range(self._decodes_at_most):
             self._clear.make()
             try:
                 decoded = self._decode.make()

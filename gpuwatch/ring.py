@@ -30,6 +30,7 @@ from gpuwatch.signals import Column, Entity, Kind, Signal, checked_name
 MAGIC = int.from_bytes(b"GWRING01", "little")
 HEADER_BYTES = 4096
 MAX_BYTES = 64 * 1024 * 1024
+FINEST_NS = 1_000_000  # rows that come faster reach back less far: a ring is no larger for them
 PERIODS_NS = range(10_000, 10**15)  # shorter ones would make millions of slots of a tick
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}")
 TRIPLES = 16
@@ -161,7 +162,8 @@ class RingWriter:
         packer = struct.Struct(schema.row_format)
         text = json.dumps(schema.to_json()).encode()
         rows_offset = -(-(HEADER_BYTES + len(text)) // HEADER_BYTES) * HEADER_BYTES
-        rows = max(4, int(keep_seconds * SECOND_NS / schema.period_ns) + 1)
+        period_ns = max(schema.period_ns, FINEST_NS)
+        rows = max(4, int(keep_seconds * SECOND_NS / period_ns) + 1)
         rows = min(rows, (MAX_BYTES - rows_offset) // packer.size)
         size = rows_offset + rows * packer.size
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)

@@ -25,7 +25,7 @@ from gpuwatch.cupti_library import Library, choose, toolkits, wheels
 from gpuwatch.errors import SourceUnavailable, SourceUnsupported
 from gpuwatch.pm_session import Device, Drained, Session
 from gpuwatch.pm_signals import columns_of
-from gpuwatch.signals import UNKNOWN_INTEGER, Entity, Event, Kind
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Entity, Event, Kind
 from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened, TimedRow
 from gpuwatch.topology import own_gpus
 
@@ -42,7 +42,9 @@ NO_TIME_TRIGGER = ("TU", "GA100")
 DEAREST_SECONDS = 200e-6  # of a core for one sample: a metric that costs more is left out
 JUDGED_SAMPLES = 1000
 LARGEST = 2**62  # of a total: it goes on from 0, as after a reset; 11 days of an H200's memory
+MOST_OF_A_SAMPLE = 1e15  # bytes, or hertz: more is a fault
 ROUNDING = 1.02  # a share of what is possible may come out a little above 1
+STALE_NS = SECOND_NS // 10  # the newest sample is no older, but for its interval
 
 TAKEN = dict.fromkeys(
     (api.HARDWARE_BUSY, api.INVALID_OPERATION), "counters are taken by another profiler"
@@ -118,7 +120,6 @@ class Watched:
             tuple(metric.name for metric in metrics),
             sum(metric.bytes for metric in metrics),
             self.interval_ns,
-            DELIVERY_NS,
         )
         self._begun_ns = monotonic_ns()
         columns = columns_of(self.entity, source.chosen_set, self._choice.without)
@@ -194,7 +195,8 @@ class Watched:
         shift_ns = now.monotonic_ns - now.realtime_ns
         newest_ns = drained.samples[-1].end_ns + shift_ns
         # The newest is of the drain itself, else the wall clock was moved meanwhile.
-        if not began_ns - SECOND_NS < newest_ns <= now.monotonic_ns:
+        oldest_ns = began_ns - STALE_NS - 2 * self.interval_ns
+        if not oldest_ns < newest_ns <= now.monotonic_ns:
             shift_ns += now.monotonic_ns - newest_ns
         for sample in drained.samples:
             time_ns = sample.end_ns + shift_ns
@@ -209,10 +211,14 @@ class Watched:
         cells: list[float] = []
         for number, metric, kind in self._cells:
             value = values[number] * metric.scale
+            known = 0 <= value < MOST_OF_A_SAMPLE  # and no NaN
+            if not known:
+                self._source.findings.errors["implausible"] += 1
             if kind is Kind.GAUGE:
                 ratio = metric.scale != 1
+                value = value if known else UNKNOWN_GAUGE
                 cells.append(min(value, 1.0) if ratio and value < ROUNDING else value)
-            elif math.isfinite(value):
+            elif known:
                 total = (self._totals[metric.column] + round(value)) % LARGEST
                 self._totals[metric.column] = total
                 cells.append(total)
