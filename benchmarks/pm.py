@@ -458,8 +458,9 @@ def soak(options: argparse.Namespace) -> Any:
         return {"seconds": options.soak, "rows": rows, "expected": (seen_ns - start_ns) / MS,
                 "gaps": gaps, "uncovered": uncovered, "errors": sampler.hear(),
                 "mib_per_hour": (memory[-1][1] - memory[1][1]) / max(hours, 1e-9),
-                "pss_mib": memory, "start_cpu_seconds": cpu_seconds, "core": (sampler.cpu_seconds() - cpu_seconds)
-                / memory[-1][0], "events": sampler.events}  # fmt: skip
+                "pss_mib": memory, "start_cpu_seconds": cpu_seconds,
+                "core": (sampler.cpu_seconds() - cpu_seconds) / memory[-1][0],
+                "events": sampler.events}  # fmt: skip
 
 
 def first_start(options: argparse.Namespace) -> dict[str, Any]:
