@@ -194,7 +194,6 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--segment-steps", type=int, default=SEGMENT_STEPS)
     parser.add_argument("--settle-steps", type=int, default=SETTLE_STEPS)
-    parser.add_argument("--segment-steps", type=int, default=SEGMENT_STEPS)
     parser.add_argument("--steady", type=float, default=0.0)
     parser.add_argument("--pretend", action="store_true", help="two ranks on processors, no work")
     options = parser.parse_args()
