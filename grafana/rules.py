@@ -67,7 +67,9 @@ class FleetAlert:
 # only from 8 busy GPUs on.
 BUSY = "min_over_time(gpuwatch_gpu_utilization_ratio_mean[5m]) >= 0.8"
 MODEL = f"* on ({GPU}) group_left (name) gpuwatch_gpu_info"
+FIRING = 'gpuwatch_alert_firing{severity!="info"}'
 RECORDS = {
+    "gpuwatch:node_alert:firing": f"{FIRING} == 1",
     "gpuwatch:node_lost_clock:max_rate5m": (
         "max without (gpu, uuid) (rate(gpuwatch_gpu_lost_clock_seconds_total[5m]))"
     ),
@@ -146,7 +148,7 @@ or
 
 # Nodes count whose alert began within 10 minutes: it fired in them, and not in the 10 before.
 # Once it fires, the alert stays while 3 nodes have the fault, however long ago it began there.
-FIRING = 'gpuwatch_alert_firing{severity!="info"}'
+# It looks back on the few alerts that fired: all of them, on every node, would be too many samples.
 SAME_FAULT = FleetAlert(
     name="GpuwatchSameFaultOnManyNodes",
     severity="critical",
@@ -154,13 +156,14 @@ SAME_FAULT = FleetAlert(
     expr=f"""
 count by (alert, rack) (
   count by (alert, rack, instance) (
-    max_over_time({FIRING}[10m]) == 1
-      and max_over_time({FIRING}[10m] offset 10m) == 0
+    max_over_time(gpuwatch:node_alert:firing[10m])
+      and {FIRING} offset 10m == 0
+      unless max_over_time(gpuwatch:node_alert:firing[10m] offset 10m)
   )
 ) >= 3
 or
 count by (alert, rack) (
-  count by (alert, rack, instance) ({FIRING} == 1)
+  count by (alert, rack, instance) (gpuwatch:node_alert:firing)
 ) >= 3
   and on (alert, rack)
     ALERTS{{alertname="GpuwatchSameFaultOnManyNodes", alertstate="firing"}}""",
