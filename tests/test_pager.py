@@ -216,7 +216,8 @@ def test_a_fault_reaches_the_receiver_and_health_does_not(tmp_path, capsys):
             wait_for(lambda: receiver.to("automation", "resolved"), 60, "its end is told")
             wait_for(lambda: len(fired(judge)) >= 3, 30, "the power caps are seen")
             alerts = fired(judge)
-            recorded = {one["__name__"] for one, _ in judge.query('{__name__=~"gpuwatch:.*"}')}
+            series = judge.query('last_over_time({__name__=~"gpuwatch:.*"}[5m])')
+            recorded = {one["__name__"] for one, _ in series}
             scraped = judge.query("avg_over_time(up[5m])")
     arrived_ns, message = told[0]
     seconds = (arrived_ns - fault["time_ns"]) / 1e9
