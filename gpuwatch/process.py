@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,8 +13,12 @@ from typing import Any
 
 from gpuwatch import pulse as page
 from gpuwatch.capabilities import confine
-from gpuwatch.clock import monotonic_ns
+from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.pulse import Pulse
+
+log = logging.getLogger("gpuwatch.supervisor")
+
+MOST_BYTES = 1 << 30  # of memory of its own that a child may have: more is a leak
 
 
 def settings_file(settings: Mapping[str, Any]) -> int:
@@ -61,11 +66,20 @@ def lives(path: Path) -> bool:
     return False
 
 
+def own_bytes(pid: int) -> int:
+    """Return the memory that a process shares with no file and nobody, 0 of one that has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 class Process:
     """One running child. `still_ns` is how long its pulse has shown no progress.
 
     That time is counted in the supervisor's own waking time, so a machine that stood still, or a
-    supervisor that was not scheduled, does not look like a child that hangs.
+    supervisor that was not scheduled, does not look like a child that hangs. One that grows beyond
+    1 GiB is killed.
     Raises OSError if it cannot be started: too many processes, files or too little memory.
     """
 
@@ -86,7 +100,7 @@ class Process:
         self.started_ns = monotonic_ns()
         self.still_ns = 0
         self._seen = (0, 0)
-        self._looked_ns = self.started_ns
+        self._looked_ns = self._weighed_ns = self.started_ns
         with contextlib.ExitStack() as undo:
             undo.callback(self.pulse.close)
             self._popen = started(
@@ -99,8 +113,14 @@ class Process:
         self.pid = self._popen.pid
 
     def look(self) -> None:
-        """Note whether the pulse has moved since the last look."""
+        """Note whether the pulse has moved since the last look, and end it if it grew too large."""
         now = monotonic_ns()
+        if now - self._weighed_ns > SECOND_NS:
+            self._weighed_ns = now
+            if (size := own_bytes(self.pid)) > MOST_BYTES:
+                self._weighed_ns = sys.maxsize  # told once
+                log.error("child %d takes %d MiB of memory: killing it", self.pid, size >> 20)
+                self._popen.kill()
         seen = (self.pulse.words[page.HEARTBEAT], self.pulse.words[page.READING])
         if seen != self._seen:
             self.still_ns = 0
