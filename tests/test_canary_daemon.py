@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,22 +108,8 @@ class Host:
     def command(self, running: Running, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command beside the daemon."""
         with self.begun(running, *words) as process:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=LONG)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Running]]:
-    """Start a daemon whose worker hangs: it takes a while to be seen, while others run."""
-    host = Host(tmp_path_factory.mktemp("hung"))
-    host.interpreter(HANGS)
-    with host.running() as running:
-        yield host, running
 
 
 def results(running: Running) -> list[str]:
@@ -134,7 +120,7 @@ def results(running: Running) -> list[str]:
     return [one["result"] for one in sorted(found, key=lambda one: one["time"])]
 
 
-def test_an_idle_gpu_gets_its_canaries(host):
+def idle_gpus_get_them(host: Host) -> None:
     """Nobody asks for them; they end when somebody uses the GPU, is told to or turns them off."""
     host.interpreter(f"{STRAY}{SEEN}MORE = {{}}\n{MEASURES}")
     with host.running(NCCL_NVLS_ENABLE="0", SITE="$(reboot)\n%n\udcff") as running:
@@ -157,8 +143,8 @@ def test_an_idle_gpu_gets_its_canaries(host):
         (host.directory / "config.toml").write_text(f"{config}enabled = false\n")
         running.process.send_signal(signal.SIGHUP)
         wait_for(lambda: "the daemon runs none: [canary] enabled is false" in running.log(), LONG)
-        wait_for(lambda: not Path(f"/proc/{canary}").exists())
-        wait_for(running.is_ready)
+        wait_for(lambda: not Path(f"/proc/{canary}").exists(), LONG)
+        wait_for(running.is_ready, LONG)
         pause_ends_a_user_s(host, running)
 
 
@@ -177,14 +163,14 @@ def pause_ends_a_user_s(host: Host, running: Running) -> None:
     assert "canaries are paused: gpuwatch resume" in host.command(running, *words).stdout
 
 
-def test_pause_outlives_the_daemon_and_canaries_do_not(host):
+def pause_outlives_the_daemon_and_they_do_not(host: Host) -> None:
     """No canary runs once the command returns, nor later; none is left of whoever was killed."""
     host.interpreter(LASTS)
     with host.running() as running:
         (canary,) = wait_for(lambda: host.canaries(running), LONG)
         daemon = running.child("daemon")
         os.kill(daemon, signal.SIGKILL)
-        wait_for(lambda: not Path(f"/proc/{canary}").exists())
+        wait_for(lambda: not Path(f"/proc/{canary}").exists(), LONG)
         (canary,) = wait_for(lambda: host.canaries(running), LONG)
         told = host.command(running, "pause", "canaries", "--for", "10m")
         assert (told.returncode, told.stderr) == (0, "")
@@ -192,9 +178,9 @@ def test_pause_outlives_the_daemon_and_canaries_do_not(host):
         assert not Path(f"/proc/{canary}").exists()
         daemon = running.child("daemon")
         os.kill(daemon, signal.SIGKILL)
-        wait_for(lambda: not Path(f"/proc/{daemon}").exists())
-        wait_for(running.is_ready)
-        wait_for(lambda: running.value("gpuwatch_released", 'what="canaries"') == 1)
+        wait_for(lambda: not Path(f"/proc/{daemon}").exists(), LONG)
+        wait_for(running.is_ready, LONG)
+        wait_for(lambda: running.value("gpuwatch_released", 'what="canaries"') == 1, LONG)
         told = host.command(running, "resume", "canaries")
         assert (told.returncode, told.stdout) == (0, "canaries: run again\n")
         wait_for(lambda: host.canaries(running), LONG)
@@ -202,42 +188,60 @@ def test_pause_outlives_the_daemon_and_canaries_do_not(host):
         assert told.returncode == 0
         assert not host.canaries(running)
         assert not host.node.users()
-        host.command(running, "resume", "gpus")
-        (canary,) = wait_for(lambda: host.canaries(running), LONG)
-        running.process.kill()
-        running.process.wait()
-        wait_for(lambda: not Path(f"/proc/{canary}").exists())
-    shutil.rmtree(ring_directory(running.runtime))
 
 
-def test_what_outlives_its_kill_stops_all(host):
-    """It is an alert, and nothing runs until it is gone: the driver is not well."""
+def what_outlives_its_kill_stops_all(host: Host) -> None:
+    """Alert, and run nothing until it is gone: the driver is not well."""
     host.interpreter(f"{REBORN}MORE = {{}}\n{MEASURES}")
     with host.running() as running:
         wait_for(lambda: running.alert("canary_stuck"), LONG)
         assert "does not end when killed" in running.log()
         count = len(results(running))
-        host.interpreter(f"MORE = {{}}\n{MEASURES}")
+        host.interpreter(LASTS)
         closed = running.status()["ticks_closed"]
         wait_for(lambda: running.status()["ticks_closed"] > closed + 6)
         assert len(results(running)) == count
         os.kill(int((host.directory / "program.py.stray").read_text()), signal.SIGKILL)
         wait_for(lambda: "is gone" in running.log(), LONG)
-        wait_for(lambda: len(results(running)) > count, LONG)
+        (canary,) = wait_for(lambda: host.canaries(running), LONG)
+        running.process.kill()
+        running.process.wait()
+        wait_for(lambda: not Path(f"/proc/{canary}").exists(), LONG)
+    shutil.rmtree(ring_directory(running.runtime))
 
 
-def test_a_hung_worker_is_killed_and_told(hung):
+def a_hung_worker_is_killed_and_told(host: Host) -> None:
     """Its run has failed, with the phase; all else goes on, and the next may run."""
-    _, running = hung
-    wait_for(lambda: running.events("canary_failed"), LONG)
-    (event, *_) = running.events("canary_failed")
-    assert "hangs: 1" in event["detail"]
-    assert "in phase measure" in event["detail"]
-    assert set(results(running)) == {"failed"}
-    assert running.alert("canary_stuck") is None
-    assert running.value("gpuwatch_canary_runs_total", 'result="failed"', '"matmul"') >= 1
-    assert "outlived" not in running.log()
-    assert running.is_ready()
+    host.interpreter(HANGS)
+    with host.running() as running:
+        wait_for(lambda: running.events("canary_failed"), LONG)
+        (event, *_) = running.events("canary_failed")
+        assert "hangs: 1" in event["detail"]
+        assert "in phase measure" in event["detail"]
+        assert set(results(running)) == {"failed"}
+        assert running.alert("canary_stuck") is None
+        failed = ("gpuwatch_canary_runs_total", 'result="failed"', '"matmul"')
+        wait_for(lambda: running.value(*failed) == 1, LONG)
+        assert "outlived" not in running.log()
+
+
+STORIES = (
+    idle_gpus_get_them,
+    pause_outlives_the_daemon_and_they_do_not,
+    what_outlives_its_kill_stops_all,
+    a_hung_worker_is_killed_and_told,
+)
+
+
+def test_stories(tmp_path):
+    """Each has a daemon of its own; they go on at the same time, for they mostly wait."""
+    with ThreadPoolExecutor() as pool:
+        ends = []
+        for number, story in enumerate(STORIES):
+            (tmp_path / str(number)).mkdir()
+            ends.append(pool.submit(story, Host(tmp_path / str(number))))
+    if faults := [fault for end in ends if (fault := end.exception())]:
+        raise BaseExceptionGroup("of daemons with canaries", faults)
 
 
 @pytest.mark.parametrize(
