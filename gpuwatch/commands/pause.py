@@ -1,14 +1,9 @@
 """`gpuwatch pause`: have no canary run for a while, as before a job."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 
-from gpuwatch import control, duration
+from gpuwatch.commands.release import add_lease, let_go, until
 from gpuwatch.errors import PASS, WARN
-from gpuwatch.paths import control_socket
-
-LEASE_SECONDS = 3600.0
-TIMEOUT_SECONDS = 30.0  # the daemon answers within 15 s
 
 
 class Pause:
@@ -23,29 +18,15 @@ class Pause:
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare what is paused and for how long."""
         parser.add_argument("what", choices=("canaries",), help="what must not run")
-        parser.add_argument(
-            "--for",
-            dest="lasts",
-            type=duration.seconds,
-            default=LEASE_SECONDS,
-            metavar="DURATION",
-            help="when to go on if nobody resumes before: 30m, 1h (default), 12h",
-        )
+        add_lease(parser, "when to go on if nobody resumes before")
 
     def run(self, arguments: Namespace) -> int:
         """Print that none runs, or which still does."""
-        answer = control.request(
-            control_socket(vars(arguments)["paths.runtime"]),
-            {"command": "release", "what": arguments.what, "seconds": arguments.lasts},
-            TIMEOUT_SECONDS,
-        )
-        if answer["fault"]:
-            print(f"a restart of gpuwatch would end this: {answer['fault']}", file=sys.stderr)
-        for holder in answer["holding"]:
+        holding = let_go(arguments)
+        for holder in holding:
             who = f"process {holder['pid']}" if holder["pid"] else "a session"
             print(f"canaries: {who} still runs: end verify or --force, else look for an Xid")
-        if answer["holding"]:
+        if holding:
             return WARN
-        back = f"until `gpuwatch resume canaries` or for {arguments.lasts:g} s"
-        print(f"canaries: paused {back}")
+        print(f"canaries: paused {until(arguments)}")
         return PASS
