@@ -189,8 +189,7 @@ def verified(bench: Bench, path: Path, seconds: float, *flags: str) -> dict[str,
 
 
 def allreduce(bench: Bench, seconds: float) -> dict[str, Any]:
-    """Bus bandwidth by size, without other canaries meanwhile."""
-    quiet(bench)
+    """Bus bandwidth by size."""
     path = bench.work / "allreduce.json"
     found = verified(bench, path, seconds, "--deep", "--only", "allreduce")
     found["bus_bytes_per_second"] = {f"{size / 2**20:g} MiB": v for size, v in found.pop("curve")}
