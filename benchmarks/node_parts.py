@@ -169,6 +169,8 @@ def verify(bench: Bench, seconds: float) -> dict[str, Any]:
 
 
 def verified(bench: Bench, path: Path, seconds: float, *flags: str) -> dict[str, Any]:
+    # It is refused while they are paused, and waits for the one that runs.
+    bench.ask(command="resume", what="canaries")
     start = time.monotonic()
     python = ["--canary.python", sys.executable]
     code, text = bench.gpuwatch("verify", "--json", str(path), *flags, *python, seconds=seconds)
@@ -215,7 +217,6 @@ def recording(bench: Bench, seconds: float) -> dict[str, Any]:
         text, _ = load.communicate(timeout=seconds - 8)
     time.sleep(1)
     last, path, size = 40.0, Path(), RECORDING_BYTES
-    bench.ask(command="resume", what="canaries")
     while last > 5 and size >= RECORDING_BYTES:
         code, printed = bench.gpuwatch("record", "--last", f"{last:g}s", seconds=60)
         path = Path(printed.strip())
