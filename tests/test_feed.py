@@ -160,6 +160,20 @@ def test_a_late_delivery_is_waited_for(tmp_path):
     assert spans(feed.poll(end + GRACE_NS + 500 * MS)) == [0]
 
 
+def test_a_sampler_that_is_down_delays_nobody(tmp_path):
+    """Its rows are waited for as long as they may be late, and after two seconds not at all."""
+    state = Duty(tmp_path)
+    slow = Duty(tmp_path, "pm", source="pm", gpus=(SECOND_GPU,), delivery_ns=500 * MS)
+    feed = feed_of(tmp_path)
+    slow.sample(BASE + 4 * TICK_NS)
+    for tick in range(1, 13):
+        state.sample(BASE + tick * TICK_NS)
+        seen = spans(feed.poll(BASE + tick * TICK_NS))
+        waited = 4 < tick < 12  # 12 ticks are two seconds later
+        assert seen == ([] if waited and tick < 8 else seen)
+    assert seen[-1] == 11
+
+
 def test_rows_written_during_a_look_wait_for_the_next(tmp_path, monkeypatch):
     """A watermark that moved after the rows were read does not close their tick without them."""
     duty = Duty(tmp_path)

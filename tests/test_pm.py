@@ -25,6 +25,7 @@ from gpuwatch.pm_metrics import METRICS
 from gpuwatch.pm_metrics import choose as fit
 from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingReader
+from gpuwatch.signals import UNKNOWN_INTEGER
 from gpuwatch.source import Context, Opened
 from gpuwatch.sources.pm import Pm
 from gpuwatch.summation import row_dtype
@@ -141,7 +142,7 @@ def sampled(host: Sampled) -> Sampled:
         return host.live(0) and host.live(1) and host.state() == ("on", "")
 
     wait_for(lambda: host.state()[0] != "")
-    if not (host.state()[0] == "on" and len(host.columns(0)) == 8):
+    if not (host.state() == ("on", "") and len(host.columns(0)) == 8):
         host.anew()
     wait_for(well, what="both live")
     return host
@@ -203,8 +204,6 @@ def test_a_profiler_gets_the_counters_and_gives_them_back(sampled: Sampled) -> N
         assert sampled.node.script.devices[1]["pci"][-10:].lower() in sampled.state()[1]
         assert sampled.state()[0] == "on"
         assert not sampled.live(1)
-    wait_for(lambda: sampled.live(1), what="the other GPU back by itself")
-    wait_for(lambda: sampled.state() == ("on", ""))
 
 
 def test_a_killed_sampler_is_followed_by_another(sampled: Sampled) -> None:
@@ -231,6 +230,23 @@ def test_a_library_that_crashes_ends_its_child_alone(sampled: Sampled) -> None:
     wait_for(sampled.live)
 
 
+def test_a_call_that_hangs_costs_one_gpu(sampled: Sampled) -> None:
+    """Its child is abandoned, another samples the rest; nothing else takes notice."""
+    state = sampled.running.child("state")
+    sampled.reload("read_deadline_seconds = 0.5\n")
+    wait_for(lambda: sampled.live(0) and sampled.live(1))
+    stuck = sampled.running.child("pm")
+    sampled.fake.say("hang cuptiPmSamplingDecodeData 1")
+    wait_for(lambda: sampled.running.child("pm") not in (stuck, 0))
+    sampled._since_ns = time.monotonic_ns()
+    wait_for(sampled.live, what="the GPU that does not hang")
+    assert sampled.running.child("state") == state
+    assert sampled.running.value("gpuwatch_gpu_up", 'gpu="1"') == 1
+    (told,) = [one for one in sampled.running.status()["children"] if one["duty"] == "pm"]
+    assert told["excluded"] == [address_of(sampled.node.script.devices[1])]
+    os.kill(stuck, signal.SIGKILL)  # as if its call came back
+
+
 def test_the_interval_is_changed_and_sampling_turned_off(sampled: Sampled) -> None:
     """As users ask: a tenth of the rate, nothing at all with the counters free, and back."""
     control = sampled.running.runtime / "control.sock"
@@ -250,10 +266,6 @@ def test_check_says_what_would_be_sampled(sampled: Sampled, tmp_path: Path) -> N
     """How many metrics, how often and with which library; or who has the counters now."""
     words = ("--path.sysfs", str(sampled.node.sysfs))
     config = sampled.config.replace("nvml_state = true", "nvml_state = false")
-    with_daemon = check(
-        tmp_path, *words, config=config, env=sampled.env, runtime=sampled.running.runtime
-    )
-    assert any("pm: left to the running gpuwatch" in line for line in with_daemon[1])
     sampled.fake.heal("absent nvlrx__bytes.sum")
     request(
         sampled.running.runtime / "control.sock",
@@ -330,6 +342,47 @@ def test_a_refusal_names_the_fix(alone: Any, lines: tuple[str, ...], fix: str) -
         opened(library="" if "update" in fix else str(fake.library))
     assert fix in str(fault.value)
     assert not fake.held()
+
+
+def test_what_cannot_be_is_unknown(alone: Any) -> None:
+    """A counter that falls or leaps, a share that is no number: no total, no value, no crash."""
+    fake, opened = alone
+    source, found = opened()
+    (group,) = found.groups
+    before = wait_for(lambda: group.rows(0))[-1][1]
+    fake.say(
+        "rate dram__bytes_read.sum -1e12",
+        "rate dram__bytes_write.sum 1e300",
+        "rate nvlrx__bytes.sum nan",
+        "level gr__cycles_active.avg.pct_of_peak_sustained_elapsed inf",
+        "level gpc__cycles_elapsed.avg.per_second -5",
+    )
+    _, cells = wait_for(lambda: group.rows(0))[-1]
+    assert cells[:3] == [UNKNOWN_INTEGER] * 3
+    assert cells[3] > before[3]
+    assert np.isnan(cells[6:]).all()
+    assert source.findings.errors["implausible"] >= 5
+    fake.heal()
+    _, cells = wait_for(lambda: group.rows(0))[-1]
+    assert 0 <= cells[0] - before[0] < 1e12
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, -0.5, 0.3, 3600.0])
+def test_rows_go_on_where_the_wall_clock_was_moved(alone: Any, seconds: float) -> None:
+    """They stay in order, each at about its own time on the monotonic clock."""
+    fake, opened = alone
+    _, found = opened()
+    (group,) = found.groups
+    first = wait_for(lambda: group.rows(0))[-1][0]
+    fake.say(f"moved {seconds}")
+    start_ns, rows = time.monotonic_ns(), []
+    while time.monotonic_ns() - start_ns < 60 * MS:
+        time.sleep(0.005)
+        rows += group.rows(0)
+    times = [time_ns for time_ns, _ in rows]
+    assert min(np.diff([first, *times])) > 0
+    assert start_ns - 50 * MS < times[0] < times[-1] <= time.monotonic_ns()
+    assert len(times) > 20
 
 
 def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:

@@ -11,6 +11,7 @@ reason, that GPU has no rows and is tried again; the others go on.
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ INTERVALS_NS = {
     "100ms": 100 * MILLISECOND_NS,
 }
 RETRY_NS = 10 * SECOND_NS
+LOOK_SECONDS = 0.3
 # Chips without a trigger by time (cupti_pmsampling.h), by the beginning of their name.
 NO_TIME_TRIGGER = ("TU", "GA100")
 DEAREST_SECONDS = 200e-6  # of a core for one sample: a metric that costs more is left out
@@ -271,6 +273,7 @@ class Pm:
 
     def __init__(self) -> None:
         self.findings = Findings()
+        self._closed = threading.Event()
 
     def open(self, context: Context) -> Opened:
         """Load the library and begin to sample each GPU.
@@ -306,7 +309,18 @@ class Pm:
         if self._watched and all(one.lasting for one in self._watched):
             raise SourceUnsupported(f"pm: {self._watched[0].reason}")
         self._told = self._seen()
+        threading.Thread(target=self._let_others_go, daemon=True).start()
         return self._opened()
+
+    def _let_others_go(self) -> None:
+        """Give back the counters of other GPUs once this process is left behind in a call."""
+        generation = self.words[page.GENERATION]
+        while not self._closed.wait(LOOK_SECONDS):
+            if self.words[page.GENERATION] != generation:
+                for one in self._watched:
+                    if one.index != self.words[page.READING]:
+                        one.stop()
+                return
 
     def housekeep(self, now_ns: int) -> Opened | None:
         """Try again what failed. Raises SourceUnavailable when GPUs were plugged in."""
@@ -319,6 +333,7 @@ class Pm:
 
     def close(self) -> None:
         """Give the counters back."""
+        self._closed.set()
         for one in self._watched:
             one.stop()
 

@@ -65,6 +65,8 @@ static const Line *find(const char *key, const char *word) {
 static int told(const char *name, int gpu) {
     load();
     if (find("crash", name)) *(volatile int *)0 = 0;
+    const Line *hang = find("hang", name);
+    while (hang && (int)hang->number == gpu) pause();
     for (int i = line_count - 1; i >= 0; i--) {
         const Line *line = &lines[i];
         if (!strcmp(line->key, "result") && !strcmp(line->word, name) &&
@@ -78,6 +80,12 @@ static uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* How far stamps are from the wall clock, which was moved after sampling had begun, say. */
+static uint64_t moved_ns(void) {
+    const Line *moved = find("moved", NULL);
+    return moved ? (uint64_t)(int64_t)(atof(moved->word) * 1e9) : 0;
 }
 
 static const char *gpu_at(int number) {
@@ -371,7 +379,7 @@ EXPORT int cuptiPmSamplingGetCounterDataInfo(Count *p) {
 EXPORT int cuptiPmSamplingCounterDataGetSampleInfo(Stamp *p) {
     CHECK(p, end);
     if (p->index >= p->image->count) return 1;
-    p->start = p->image->samples[p->index].start;
-    p->end = p->image->samples[p->index].end;
+    p->start = p->image->samples[p->index].start + moved_ns();
+    p->end = p->image->samples[p->index].end + moved_ns();
     return 0;
 }
