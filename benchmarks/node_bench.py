@@ -212,8 +212,6 @@ class Bench:
             "on_gpus": sorted(pid for pids in on_gpus for pid in pids),
             "errors": self.errors(),
         }
-        log = read(str(self.work / "daemon.log"))
-        (self.output / "daemon.log").write_text(log[-1_000_000:])
         self.kill()
         return found
 
@@ -223,6 +221,8 @@ class Bench:
             with contextlib.suppress(OSError):
                 if child.poll() is None:
                     child.kill() if child is self.host.process else os.killpg(child.pid, 9)
+        log = read(str(self.work / "daemon.log"))
+        (self.output / "daemon.log").write_text(log[-1_000_000:])
         for path in (self.work, RUNTIME):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -162,18 +162,18 @@ def slowdown(segments: Path, ranks: int) -> dict[str, Any]:
     return {**found, "by_rank": [one["1#2"]["slowdown"] for one in ranked]}
 
 
-def verify(bench: Bench, seconds: float) -> dict[str, Any]:
+def verify(bench: Bench, _: float) -> dict[str, Any]:
     """`gpuwatch verify --quick` beside the daemon."""
     told = bench.output / "verify.json"
-    return verified(bench, told, seconds, "--quick", "--html", str(bench.output / "verify.html"))
+    return verified(bench, told, "--quick", "--html", str(bench.output / "verify.html"))
 
 
-def verified(bench: Bench, path: Path, seconds: float, *flags: str) -> dict[str, Any]:
+def verified(bench: Bench, path: Path, *flags: str) -> dict[str, Any]:
     # It is refused while they are paused, and waits for the one that runs.
     bench.ask(command="resume", what="canaries")
     start = time.monotonic()
     python = ["--canary.python", sys.executable]
-    code, text = bench.gpuwatch("verify", "--json", str(path), *flags, *python, seconds=seconds)
+    code, text = bench.gpuwatch("verify", "--json", str(path), *flags, *python, seconds=bench.left)
     report = json.loads(path.read_text()) if path.exists() else {}
     checks = report.get("checks", [])
     shown = ("name", "measure", "entity", "verdict", "value", "expectation", "reason")
@@ -190,10 +190,10 @@ def verified(bench: Bench, path: Path, seconds: float, *flags: str) -> dict[str,
     }
 
 
-def allreduce(bench: Bench, seconds: float) -> dict[str, Any]:
+def allreduce(bench: Bench, _: float) -> dict[str, Any]:
     """Bus bandwidth by size."""
     path = bench.work / "allreduce.json"
-    found = verified(bench, path, seconds, "--deep", "--only", "allreduce")
+    found = verified(bench, path, "--deep", "--only", "allreduce")
     found["bus_bytes_per_second"] = {f"{size / 2**20:g} MiB": v for size, v in found.pop("curve")}
     return found
 
