@@ -218,7 +218,7 @@ def a_hung_worker_is_killed_and_told(host: Host) -> None:
         (event, *_) = running.events("canary_failed")
         assert "hangs: 1" in event["detail"]
         assert "in phase measure" in event["detail"]
-        assert set(results(running)) == {"failed"}
+        wait_for(lambda: set(results(running)) == {"failed"}, LONG)
         assert running.alert("canary_stuck") is None
         failed = ("gpuwatch_canary_runs_total", 'result="failed"', '"matmul"')
         wait_for(lambda: running.value(*failed) == 1, LONG)
