@@ -19,7 +19,7 @@ from gpuwatch.canary_text import written
 from gpuwatch.expected import Figure, figure
 from gpuwatch.session import Result
 from gpuwatch.slowness import Why, why_slow
-from gpuwatch.verify import Finding, Node, Verdict
+from gpuwatch.verify import Finding, Node, Verdict, entity
 
 WARN_RATIO, FAIL_RATIO = 0.92, 0.85  # of what was measured on such cards
 WARN_PEAK, FAIL_PEAK = 0.60, 0.45  # of the data sheet, where nothing was measured
@@ -60,11 +60,6 @@ class TimeLeft:
 def shape_name(reading: CanaryReading) -> str:
     """Return what of a canary a reading measures."""
     return reading.dtype or reading.direction
-
-
-def entity(gpu: int | None) -> str:
-    """Return how findings name a GPU, or the host."""
-    return "host" if gpu is None else f"gpu{gpu}"
 
 
 def without_value(one: Result, name: str = "") -> Finding | None:

@@ -2,15 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuwatch import document
 from gpuwatch.baseline import add_reading
 from gpuwatch.baseline_table import Entry, Kept, Taken, epoch
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.errors import ConfigError
-from gpuwatch.paths import open_regular
 
 SCHEMA, VERSION = "gpuwatch-baseline", 1
 MAX_BYTES = 512 << 20
@@ -35,21 +35,13 @@ def load(path: Path) -> list[Kept]:
     Raises ConfigError if it cannot be read, is of another schema or version, or has something that
     no export writes: one line that names the place.
     """
-    try:
-        with open_regular(path) as file:
-            raw = file.read(MAX_BYTES + 1)
-        content = json.loads(raw) if len(raw) <= MAX_BYTES else None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
-        raise ConfigError(f"{path}: no baselines: make one with `gpuwatch baseline export`")
-    if content.get("version") != VERSION:
-        raise ConfigError(
-            f"{path}: version {str(content.get('version'))[:20]}: this gpuwatch reads {VERSION}: "
-            "export it anew"
-        )
+    content = document.load(
+        path,
+        SCHEMA,
+        VERSION,
+        max_bytes=MAX_BYTES,
+        otherwise="no baselines: make one with `gpuwatch baseline export`",
+    )
     courses = content.get("courses")
     if not isinstance(courses, list):
         raise ConfigError(f"{path}: courses: must be a list")

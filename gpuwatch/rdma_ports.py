@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuwatch import attribute
 from gpuwatch.signals import Entity
 from gpuwatch.topology import nearest_gpus, numa_node
 
@@ -90,10 +91,10 @@ def _port(sysfs: Path, device: Path, number: int) -> RdmaPort:
     labels = {
         "device": device.name,
         "port": str(number),
-        "link_layer": text(path / "link_layer"),
-        "board_id": text(device / "board_id"),
-        "firmware": text(device / "fw_ver"),
-        "node_guid": text(device / "node_guid"),
+        "link_layer": attribute.read(path / "link_layer"),
+        "board_id": attribute.read(device / "board_id"),
+        "firmware": attribute.read(device / "fw_ver"),
+        "node_guid": attribute.read(device / "node_guid"),
         "netdev": ",".join(interfaces),
         "pci_bus_id": bus_id,
         "numa": numa_node(sysfs, bus_id) if bus_id else "",
@@ -104,12 +105,16 @@ def _port(sysfs: Path, device: Path, number: int) -> RdmaPort:
 
 def _interfaces(sysfs: Path, device: Path, number: int) -> tuple[str, ...]:
     """Return the NICs of a port: that of its addresses, those of a bond, or its device's own."""
-    name = text(device / f"ports/{number}/gid_attrs/ndevs/0") or text(device / "parent")
+    name = attribute.read(device / f"ports/{number}/gid_attrs/ndevs/0") or attribute.read(
+        device / "parent"
+    )
     if name:
-        bonded = text(sysfs / "class/net" / name / "bonding/slaves").split()
+        bonded = attribute.read(sysfs / "class/net" / name / "bonding/slaves").split()
         return tuple(bonded) or (name,)
     found = sorted((device / "device/net").glob("*"))
-    own = [path.name for path in found if text(path / "dev_port") in ("", str(number - 1))]
+    own = [
+        path.name for path in found if attribute.read(path / "dev_port") in ("", str(number - 1))
+    ]
     return tuple(own)
 
 
@@ -130,11 +135,3 @@ def node_guid(written: str) -> int | None:
         return int(written.replace(":", ""), 16)
     except ValueError:
         return None
-
-
-def text(path: Path) -> str:
-    """Return what a file holds, "" if it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

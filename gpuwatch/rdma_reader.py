@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpuwatch import attribute
 from gpuwatch.burst import Burst
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.count import Count
@@ -26,7 +27,7 @@ from gpuwatch.network_signals import (
 )
 from gpuwatch.nldev import Link, Table
 from gpuwatch.rdma_counters import Cell, cells, name_of
-from gpuwatch.rdma_ports import RdmaPort, text
+from gpuwatch.rdma_ports import RdmaPort
 from gpuwatch.rdma_state import UP, PortState
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column
 
@@ -102,7 +103,7 @@ class RdmaReader:
         self._cells = [cell for cell in found if cell.counter.tells != "bytes"]
         self._bursts = [Burst() for _ in self.bytes_cells]
         self.state.open(sysfs)
-        self.port.labels["rate"] = text(self.port.path / "rate")
+        self.port.labels["rate"] = attribute.read(self.port.path / "rate")
         self.alive = True
         self.retry_ns = 0
         self._errors.update(errors)

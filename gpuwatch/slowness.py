@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.lookup import look_up
 from gpuwatch.session import Result
 from gpuwatch.verify import Cause, Node
 
@@ -75,7 +76,7 @@ def throttled(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why | None:
         if share > SHARE:
             return Why(cause, f"{what} {share:.0%} of the time{shown}", step)
     share = max(shares.get(name, 0.0) for name in SET)
-    clock, limit = seen.get("clock_hertz"), _of(about, "clocks", "sm", "limit_hertz")
+    clock, limit = seen.get("clock_hertz"), look_up(about, "clocks", "sm", "limit_hertz")
     # One that nobody has set has this reason, too, at its highest clock.
     if share > MOST and clock and limit and clock < LOW * limit:
         return Why(
@@ -104,7 +105,7 @@ def _clock(
     clocks = [other.reading.clock_hertz for other in others if other.reading]
     values = [other.reading.value for other in others if other.reading]
     usual, usual_value = _median(clocks), _median(values)
-    limit = _of(about, "clocks", "sm", "limit_hertz")
+    limit = look_up(about, "clocks", "sm", "limit_hertz")
     low = under = limit is not None and clock < FULL_CLOCK * limit
     beside = ""
     if usual and usual_value:
@@ -134,10 +135,10 @@ def _shown(seen: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return clock, power and heat as people write them."""
     parts = []
     if clock := seen.get("clock_hertz"):
-        limit = _of(about, "clocks", "sm", "limit_hertz")
+        limit = look_up(about, "clocks", "sm", "limit_hertz")
         parts.append(f"{clock / 1e6:.0f} MHz" + (f" of {limit / 1e6:.0f}" if limit else ""))
     if watts := seen.get("power_watts"):
-        limit = _of(about, "power", "enforced_watts")
+        limit = look_up(about, "power", "enforced_watts")
         parts.append(f"{watts:.0f} W" + (f" of {limit:.0f}" if limit else ""))
     if celsius := seen.get("hottest_celsius"):
         parts.append(f"{celsius:.0f} C")
@@ -148,7 +149,7 @@ def _shown(seen: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 
 def _link(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why:
     now = seen.get("pcie_generation"), seen.get("pcie_lanes")
-    most = _of(about, "pcie", "generation_limit"), _of(about, "pcie", "lanes_limit")
+    most = look_up(about, "pcie", "generation_limit"), look_up(about, "pcie", "lanes_limit")
     if any(one and best and one < best for one, best in zip(now, most, strict=True)):
         text = f"its link is {_link_text(*now)} under load, and could be {_link_text(*most)}"
         step = "reseat the card and its riser; look for PCIe errors in the kernel log"
@@ -196,14 +197,6 @@ def _between(node: Node, one: Result) -> Why:
         joined,
         "look at NVLink errors, nvidia-smi topo -m and the log of the fabric manager",
     )
-
-
-def _of(about: Mapping[str, Any], *path: str) -> Any:
-    """Return what the driver tells of a GPU, None where it does not."""
-    found: Any = about
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuwatch.fact import text
-from gpuwatch.verify import Cause, Facts, Finding, Node, Verdict
+from gpuwatch.lookup import text
+from gpuwatch.verify import Cause, Facts, Finding, Node, Verdict, entity
 
 
 @dataclass(slots=True)
@@ -29,9 +29,9 @@ class StaticCheck:
         yield from self.look(node)
 
 
-def entity(gpu: Facts) -> str:
-    """Return how findings call a GPU."""
-    return f"gpu{gpu.get('gpu')}"
+def entity_of(gpu: Facts) -> str:
+    """Return how findings name a GPU."""
+    return entity(gpu.get("gpu"))
 
 
 def name_of(gpu: Facts) -> str:

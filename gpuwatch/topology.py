@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuwatch import attribute
 from gpuwatch.tmpfs import filesystem
 
 SYSFS = Path("/sys")
@@ -21,7 +22,9 @@ def pci_gpus(sysfs: Path) -> list[str]:
     """Return the addresses of NVIDIA's display controllers (class 03), in domain order."""
     found = []
     for device in (sysfs / "bus/pci/devices").glob("*"):
-        if _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(DISPLAY_CLASS):
+        if attribute.read(device / "vendor") == NVIDIA and attribute.read(
+            device / "class"
+        ).startswith(DISPLAY_CLASS):
             found.append(device.name)
     return in_bus_order(found)
 
@@ -51,7 +54,7 @@ def in_bus_order(addresses: Iterable[str]) -> list[str]:
 
 def numa_node(sysfs: Path, bus_id: str) -> str:
     """Return the NUMA node of a device as text, "" where the host has none."""
-    node = _text(sysfs / "bus/pci/devices" / bus_id / "numa_node")
+    node = attribute.read(sysfs / "bus/pci/devices" / bus_id / "numa_node")
     return "" if node == "-1" else node
 
 
@@ -59,7 +62,7 @@ def node_processors(sysfs: Path, node: str) -> list[int]:
     """Return the processors of a NUMA node, none if it is not known."""
     found: list[int] = []
     for span in re.findall(
-        r"\d+(?:-\d+)?", _text(sysfs / f"devices/system/node/node{node}/cpulist")
+        r"\d+(?:-\d+)?", attribute.read(sysfs / f"devices/system/node/node{node}/cpulist")
     ):
         first, _, last = span.partition("-")
         found += range(int(first), int(last or first) + 1)
@@ -92,8 +95,8 @@ def slot_link(sysfs: Path, bus_id: str) -> PcieLink:
 
 
 def _link(device: Path) -> PcieLink:
-    speed, _, unit = _text(device / "max_link_speed").partition(" ")
-    lanes = _text(device / "max_link_width")
+    speed, _, unit = attribute.read(device / "max_link_speed").partition(" ")
+    lanes = attribute.read(device / "max_link_width")
     return PcieLink(
         GENERATIONS.get(speed) if unit.startswith("GT/s") else None,
         int(lanes) if lanes.isdecimal() and 0 < int(lanes) <= MOST_LANES else None,
@@ -112,10 +115,3 @@ def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     """Return how many steps two ways have in common from the root on."""
     pairs = zip(one, other, strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

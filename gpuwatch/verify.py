@@ -135,6 +135,11 @@ class Node:
             yield Session(self.python, size, looks, host=host, force=self.forced, sysfs=self.sysfs)
 
 
+def entity(gpu: int | None) -> str:
+    """Return how findings name a GPU, or the host."""
+    return "host" if gpu is None else f"gpu{gpu}"
+
+
 class Check(Protocol):
     """One thing to look at or to try out.
 

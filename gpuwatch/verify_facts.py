@@ -24,7 +24,7 @@ BLOCK_BYTES = 64 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
-class Facts:
+class Answers:
     """As `verify_child` tells them; `fault` is why there is no driver, or "".
 
     `here` are the numbers of all GPUs, also of those that nobody asked for.
@@ -42,7 +42,7 @@ def collect(
     numbers: Mapping[str, int],
     wanted: Sequence[int],
     gpu_seconds: float = GPU_SECONDS,
-) -> Facts:
+) -> Answers:
     """Ask for all of it; a GPU that hangs has a fault, and the others are asked anew without it.
 
     Takes a minute at most. Raises OSError if no child can be started.
@@ -56,11 +56,11 @@ def collect(
             "gpus": list(wanted),
             "excluded": list(hung),
         }
-        facts, opening = _told(settings, end, gpu_seconds)
+        answers, opening = _told(settings, end, gpu_seconds)
         if opening is None or time.monotonic() > end:
-            facts.gpus |= hung
-            facts.gpus = dict(sorted(facts.gpus.items()))
-            return facts
+            answers.gpus |= hung
+            answers.gpus = dict(sorted(answers.gpus.items()))
+            return answers
         hung[opening["gpu"]] = {
             **opening,
             "fault": f"the driver does not answer within {gpu_seconds:g} s",
@@ -69,7 +69,7 @@ def collect(
 
 def _told(
     settings: Mapping[str, Any], end: float, gpu_seconds: float
-) -> tuple[Facts, dict[str, Any] | None]:
+) -> tuple[Answers, dict[str, Any] | None]:
     """Return what a child tells, and the GPU that it hangs at, if it does."""
     child = started(
         [sys.executable, "-P", "-m", "gpuwatch.verify_child"],
@@ -79,43 +79,43 @@ def _told(
         preexec_fn=follow(signal.SIGKILL),
     )
     assert child.stdout is not None
-    facts, opening, buffer = Facts(), None, b""
+    answers, opening, buffer = Answers(), None, b""
     limit = time.monotonic() + FIRST_SECONDS
     try:
         while True:
             left = min(limit, end) - time.monotonic()
             if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
                 if opening is None:
-                    facts.fault = "the driver does not answer: look at the kernel log, or reboot"
-                return facts, opening
+                    answers.fault = "the driver does not answer: look at the kernel log, or reboot"
+                return answers, opening
             block = os.read(child.stdout.fileno(), BLOCK_BYTES)
             if not block:
                 status = child.wait(CLOSE_SECONDS)
-                facts.fault = (
+                answers.fault = (
                     f"the question to the driver ended by {cause(status)}: look at the kernel log"
                 )
-                return facts, None
+                return answers, None
             *lines, buffer = (buffer + block).split(b"\n")
             for line in lines:
                 limit = time.monotonic() + gpu_seconds
                 match json.loads(line):
                     case {"driver": driver}:
-                        facts.driver = driver
+                        answers.driver = driver
                         limit = time.monotonic() + FIRST_SECONDS
                     case {"here": here}:
-                        facts.here = here
+                        answers.here = here
                     case {"opening": number, "pci_bus_id": bus_id}:
                         opening = {"gpu": number, "pci_bus_id": bus_id}
                     case {"gpu": gpu}:
-                        facts.gpus[gpu["gpu"]] = gpu
+                        answers.gpus[gpu["gpu"]] = gpu
                         opening = None
                     case {"pair": pair}:
-                        facts.pairs.append(pair)
+                        answers.pairs.append(pair)
                     case {"fault": fault}:
-                        facts.fault = fault
-                        return facts, None
+                        answers.fault = fault
+                        return answers, None
                     case {"done": _}:
-                        return facts, None
+                        return answers, None
     finally:
         child.stdout.close()
         child.kill()  # one that hangs in a call ends when the call does

@@ -3,7 +3,6 @@
 Its JSON is described by `data/verify.schema.json`; it only grows.
 """
 
-import json
 import os
 import platform
 import socket
@@ -12,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuwatch import __version__
+from gpuwatch import __version__, document
 from gpuwatch.canary_reading import CanaryReading
-from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError
+from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN
 from gpuwatch.examination import Ran
-from gpuwatch.paths import open_regular
 from gpuwatch.verify import VERDICTS, Check, Finding, Node, Verdict, worst
 
 SCHEMA, VERSION = "gpuwatch-verify", 1
@@ -161,18 +159,11 @@ def _memory(path: Path) -> int | None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return an earlier report. Raises ConfigError if the file is none."""
-    try:
-        with open_regular(path) as file:
-            raw = file.read(MAX_BYTES + 1)
-        content = json.loads(raw) if len(raw) <= MAX_BYTES else None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ConfigError(f"{path}: no report: make one with `gpuwatch verify --json FILE`")
-    if content.get("version") != VERSION:
-        version = str(content.get("version"))[:20]
-        raise ConfigError(f"{path}: version {version}: this gpuwatch reads {VERSION}")
-    return content
+    """Return an earlier report as plain data. Raises ConfigError if the file is none."""
+    return document.load(
+        path,
+        SCHEMA,
+        VERSION,
+        max_bytes=MAX_BYTES,
+        otherwise="no report: make one with `gpuwatch verify --json FILE`",
+    )

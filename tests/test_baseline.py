@@ -651,7 +651,7 @@ def test_an_export_is_imported_elsewhere(kept, tmp_path, capsys):
         ('{"schema": "prometheus"}', "no baselines: make one with `gpuwatch baseline export`"),
         (
             '{"schema": "gpuwatch-baseline", "version": 2, "courses": []}',
-            "version 2: this gpuwatch reads 1: export it anew",
+            "version 2: this gpuwatch reads 1: make it anew",
         ),
         ('{"schema": "gpuwatch-baseline", "version": 1}', "courses: must be a list"),
     ],

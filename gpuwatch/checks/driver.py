@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from gpuwatch import expected
-from gpuwatch.fact import count, tables, text
-from gpuwatch.rdma_ports import text as file_text
-from gpuwatch.static_check import Matter, StaticCheck, entity, name_of
+from gpuwatch import attribute, expected
+from gpuwatch.lookup import count, tables, text
+from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
 from gpuwatch.verify import Facts, Finding, Node
 
 VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
@@ -39,7 +38,7 @@ def look(node: Node) -> Iterator[Finding]:
 def _module(node: Node, version: str) -> Finding:
     """Compare with the kernel module that is loaded, as it tells itself."""
     matter = Matter("driver", "host", "version")
-    module = VERSION.search(file_text(node.procfs / "driver/nvidia/version"))
+    module = VERSION.search(attribute.read(node.procfs / "driver/nvidia/version"))
     if module is None:
         return matter.seen(version).good()
     fault = f"the driver tells version {version}, the module that is loaded is {module[1]}"
@@ -61,7 +60,7 @@ def _library(node: Node, version: str) -> Finding:
 
 
 def _firmware(gpu: Facts, version: str | None) -> Finding:
-    matter = Matter("driver", entity(gpu), "firmware")
+    matter = Matter("driver", entity_of(gpu), "firmware")
     firmware = text(gpu, "gsp_firmware")
     if firmware is None or version is None or not VERSION.fullmatch(firmware):
         step = "nothing, on GPUs before Turing and on virtual ones"
@@ -72,7 +71,7 @@ def _firmware(gpu: Facts, version: str | None) -> Finding:
 
 def _fabric(gpu: Facts) -> Finding:
     """Say whether a GPU behind NVSwitches has joined them; Ampere's do not tell."""
-    matter = Matter("driver", entity(gpu), "fabric")
+    matter = Matter("driver", entity_of(gpu), "fabric")
     state, status = count(gpu, "fabric", "state"), count(gpu, "fabric", "status")
     ends = {text(link, "remote") for link in tables(gpu, "nvlinks") or ()}
     model = expected.named(name_of(gpu))

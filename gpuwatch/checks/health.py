@@ -6,8 +6,8 @@ since Ampere) and of dynamic page retirement (before).
 
 from collections.abc import Iterator
 
-from gpuwatch.fact import count, flag, look_up
-from gpuwatch.static_check import Matter, StaticCheck, entity
+from gpuwatch.lookup import count, flag, look_up
+from gpuwatch.static_check import Matter, StaticCheck, entity_of
 from gpuwatch.verify import Facts, Finding, Node
 
 WORN_OUT_PAGES = 60  # NVIDIA takes a card back from there on
@@ -32,12 +32,12 @@ def look(node: Node) -> Iterator[Finding]:
         else:
             reason = "it tells neither of remapped rows nor of retired pages"
             step = "test its memory with --deep"
-            yield Matter("health", entity(gpu), "repairs").skipped(reason, step)
+            yield Matter("health", entity_of(gpu), "repairs").skipped(reason, step)
         yield _recovery(gpu)
 
 
 def _since_boot(gpu: Facts) -> Finding:
-    matter = Matter("health", entity(gpu), "uncorrected")
+    matter = Matter("health", entity_of(gpu), "uncorrected")
     errors = count(gpu, "ecc", "since_boot", "uncorrected")
     if errors is None:
         step = "test its memory with --deep"
@@ -49,7 +49,7 @@ def _since_boot(gpu: Facts) -> Finding:
 
 
 def _lifetime(gpu: Facts) -> Finding:
-    matter = Matter("health", entity(gpu), "lifetime")
+    matter = Matter("health", entity_of(gpu), "lifetime")
     errors = count(gpu, "ecc", "lifetime", "uncorrected")
     if errors is None:
         return matter.skipped("it has no ECC, ECC is off, or it does not tell", "nothing")
@@ -73,7 +73,7 @@ def _healed(matter: Matter, number: int, what: str, *, mended: bool = True) -> F
 
 def _rows(gpu: Facts) -> Iterator[Finding]:
     source = "NVIDIA's GPU memory error management"
-    matter = Matter("health", entity(gpu), "remap failed")
+    matter = Matter("health", entity_of(gpu), "remap failed")
     failed = flag(gpu, "rows", "failed")
     if failed is None:
         yield matter.unread("whether remapping rows has failed")
@@ -81,7 +81,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
         fault = "a row of its memory could not be remapped" if failed else ""
         matter = matter.seen("yes" if failed else "no", "no", source)
         yield matter.judged(fault, "memory", RMA, fatal=True)
-    matter = Matter("health", entity(gpu), "remap pending")
+    matter = Matter("health", entity_of(gpu), "remap pending")
     pending = flag(gpu, "rows", "pending")
     if pending is None:
         yield matter.unread("whether rows are still to be remapped")
@@ -89,7 +89,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
         fault = "rows of its memory are still to be remapped" if pending else ""
         matter = matter.seen("yes" if pending else "no", "no", source)
         yield matter.judged(fault, "memory", RESET, fatal=True)
-    matter = Matter("health", entity(gpu), "remapped")
+    matter = Matter("health", entity_of(gpu), "remapped")
     rows = count(gpu, "rows", "uncorrected")
     if rows is None:
         yield matter.unread("how many rows were remapped")
@@ -99,7 +99,7 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
 
 
 def _banks(gpu: Facts) -> Finding:
-    matter = Matter("health", entity(gpu), "spare rows")
+    matter = Matter("health", entity_of(gpu), "spare rows")
     none, low = count(gpu, "rows", "banks", "none"), count(gpu, "rows", "banks", "low")
     if none is None or low is None:
         return matter.skipped("it does not tell how many rows its banks have left", "nothing")
@@ -113,7 +113,7 @@ def _banks(gpu: Facts) -> Finding:
 
 def _pages(gpu: Facts) -> Iterator[Finding]:
     single, double = (count(gpu, "retired", cause) for cause in ("single_bit", "double_bit"))
-    matter = Matter("health", entity(gpu), "retired")
+    matter = Matter("health", entity_of(gpu), "retired")
     if single is None or double is None:
         yield matter.unread("how many pages were retired")
     else:
@@ -124,7 +124,7 @@ def _pages(gpu: Facts) -> Iterator[Finding]:
             RMA if pages >= WORN_OUT_PAGES else WATCH,
             fatal=pages >= WORN_OUT_PAGES,
         )
-    matter = Matter("health", entity(gpu), "retire pending")
+    matter = Matter("health", entity_of(gpu), "retire pending")
     pending = flag(gpu, "retired", "pending")
     if pending is None:
         yield matter.unread("whether pages are still to be retired")
@@ -135,7 +135,7 @@ def _pages(gpu: Facts) -> Iterator[Finding]:
 
 
 def _recovery(gpu: Facts) -> Finding:
-    matter = Matter("health", entity(gpu), "recovery")
+    matter = Matter("health", entity_of(gpu), "recovery")
     action = count(gpu, "recovery")
     if action is None:
         step = "older drivers do not; look for Xids in the kernel log"

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuwatch.fact import number
+from gpuwatch import attribute
+from gpuwatch.lookup import number
 from gpuwatch.rdma_ports import devices
-from gpuwatch.rdma_ports import text as file_text
 from gpuwatch.static_check import Matter, StaticCheck
 from gpuwatch.verify import Finding, Node
 
@@ -45,7 +45,7 @@ def look(node: Node) -> Iterator[Finding]:
 def _governor(node: Node) -> Finding:
     matter = Matter("host", "host", "cpu governor")
     files = (node.sysfs / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    told = Counter(filter(None, map(file_text, files)))
+    told = Counter(filter(None, map(attribute.read, files)))
     if not told:
         return matter.skipped(NO_FILE, "nothing: virtual machines have none")
     others = [name for name in told if name != "performance"]
@@ -59,7 +59,7 @@ def _governor(node: Node) -> Finding:
 def _clocksource(node: Node) -> Finding:
     matter = Matter("host", "host", "clock source")
     path = node.sysfs / "devices/system/clocksource/clocksource0/current_clocksource"
-    told = file_text(path)
+    told = attribute.read(path)
     if not told:
         return matter.skipped(NO_FILE, "look at it on the host")
     fault = f"each look at the clock takes microseconds by {told}: all that is timed is slower"
@@ -114,8 +114,8 @@ def _locked_memory(node: Node) -> Iterator[Finding]:
     if not devices(node.sysfs):
         return
     matter = Matter("host", "host", "locked memory")
-    limit = LOCKED.search(file_text(node.procfs / "self/limits"))
-    held = PRIVILEGES.search(file_text(node.procfs / "self/status"))
+    limit = LOCKED.search(attribute.read(node.procfs / "self/limits"))
+    held = PRIVILEGES.search(attribute.read(node.procfs / "self/status"))
     if limit is None:
         yield matter.skipped(NO_FILE, "look at ulimit -l")
         return
@@ -131,10 +131,10 @@ def _locked_memory(node: Node) -> Iterator[Finding]:
 def _processors(node: Node) -> Finding:
     """Compare the processors that this process may use with the GPUs."""
     matter = Matter("host", "host", "processors")
-    present = len(re.findall("^processor", file_text(node.procfs / "cpuinfo"), re.MULTILINE))
+    present = len(re.findall("^processor", attribute.read(node.procfs / "cpuinfo"), re.MULTILINE))
     if not present:
         return matter.skipped(NO_FILE, "look at nproc")
-    quota = QUOTA.fullmatch(file_text(_group(node) / "cpu.max"))
+    quota = QUOTA.fullmatch(attribute.read(_group(node) / "cpu.max"))
     given = min(present, int(quota[1]) / int(quota[2])) if quota and int(quota[2]) else present
     least = float(PROCESSORS_PER_GPU * max(1, len(node.gpus)))
     matter = matter.seen(round(float(given), 2), least, "rule of thumb")
@@ -146,7 +146,7 @@ def _processors(node: Node) -> Finding:
 
 def _group(node: Node) -> Path:
     """Return the control group of this process, the root's if it is not known."""
-    found = re.search(r"^0::/(.*)$", file_text(node.procfs / "self/cgroup"), re.MULTILINE)
+    found = re.search(r"^0::/(.*)$", attribute.read(node.procfs / "self/cgroup"), re.MULTILINE)
     own = node.sysfs / "fs/cgroup" / (found[1] if found else "")
     return own if own.is_dir() else node.sysfs / "fs/cgroup"
 
@@ -154,7 +154,7 @@ def _group(node: Node) -> Path:
 def _memory_limit(node: Node) -> Finding:
     """Compare what this process's control group may use with the memory of the GPUs."""
     matter = Matter("host", "host", "memory limit", "bytes")
-    limit = file_text(_group(node) / "memory.max")
+    limit = attribute.read(_group(node) / "memory.max")
     sizes = [number(gpu, "memory", "total_bytes") or 0.0 for gpu in node.answering]
     if not limit.isdecimal():
         return matter.skipped("none is set, or it is not shown here", "look at free")
@@ -167,7 +167,9 @@ def _memory_limit(node: Node) -> Finding:
 
 def _swap(node: Node) -> Finding:
     matter = Matter("host", "host", "swap", "bytes")
-    told = dict(re.findall(r"^(Swap\w+):\s+(\d+) kB", file_text(node.procfs / "meminfo"), re.M))
+    told = dict(
+        re.findall(r"^(Swap\w+):\s+(\d+) kB", attribute.read(node.procfs / "meminfo"), re.M)
+    )
     if not {"SwapTotal", "SwapFree"} <= told.keys():
         return matter.skipped(NO_FILE, "look at free")
     used = 1024.0 * (int(told["SwapTotal"]) - int(told["SwapFree"]))
@@ -182,7 +184,7 @@ def _pressure(node: Node) -> Iterator[Finding]:
     """Judge what the host waits for now: somebody else may use it."""
     for resource, (kind, limit) in PRESSURE.items():
         matter = Matter("host", "host", f"{resource} pressure", "ratio")
-        text = file_text(node.procfs / "pressure" / resource)
+        text = attribute.read(node.procfs / "pressure" / resource)
         found = re.search(rf"^{kind} .*avg60=(\d+(?:\.\d+)?)", text, re.MULTILINE)
         if found is None:
             yield matter.skipped(NO_FILE, "boot with psi=1 to have it")
@@ -199,7 +201,7 @@ def _pressure(node: Node) -> Iterator[Finding]:
 def _numa(node: Node) -> Finding:
     """Say whether the kernel moves memory between nodes by itself."""
     matter = Matter("host", "host", "numa balancing")
-    told = file_text(node.procfs / "sys/kernel/numa_balancing")
+    told = attribute.read(node.procfs / "sys/kernel/numa_balancing")
     if not told:
         return matter.skipped(NO_FILE, "nothing: the kernel has none")
     matter = matter.seen(told, "0", "rule of thumb")

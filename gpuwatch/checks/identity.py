@@ -8,10 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from gpuwatch import expected
-from gpuwatch.fact import count, number, text
-from gpuwatch.rdma_ports import text as file_text
-from gpuwatch.static_check import Matter, StaticCheck, entity, name_of
+from gpuwatch import attribute, expected
+from gpuwatch.lookup import count, number, text
+from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
 from gpuwatch.topology import own_gpus
 from gpuwatch.verify import Facts, Finding, Node
 
@@ -46,7 +45,7 @@ def look(node: Node) -> Iterator[Finding]:
 def _silent(gpu: Facts) -> Finding:
     fault = str(gpu.get("fault"))
     return (
-        Matter("identity", entity(gpu), "answer")
+        Matter("identity", entity_of(gpu), "answer")
         .seen(fault, "an answer", "PCI bus")
         .bad(
             f"it is on the PCI bus, and the driver cannot reach it: {fault}",
@@ -159,7 +158,7 @@ def _same(node: Node) -> Iterator[Finding]:
 
 
 def _model(gpu: Facts) -> Finding:
-    name, matter = name_of(gpu), Matter("identity", entity(gpu), "model")
+    name, matter = name_of(gpu), Matter("identity", entity_of(gpu), "model")
     if not name:
         return matter.unread("its name")
     if expected.named(name) is None and not SLICE.search(name):
@@ -171,7 +170,7 @@ def _asked_for(node: Node, gpu: Facts) -> Iterator[Finding]:
     asked, name = node.expected_model, name_of(gpu)
     if asked and name:
         other = differs(asked, name)
-        matter = Matter("identity", entity(gpu), "asked for").seen(name, asked, "asked for")
+        matter = Matter("identity", entity_of(gpu), "asked for").seen(name, asked, "asked for")
         fault = f"it is no {asked}: {other}" if other else ""
         yield matter.judged(fault, "board", "reject the node", fatal=True)
 
@@ -200,9 +199,9 @@ def _says(words: str, word: str) -> bool:
 
 def _device(node: Node, gpu: Facts) -> Finding:
     """Compare the PCI id of bus and driver with that of the model."""
-    matter = Matter("identity", entity(gpu), "pci id")
+    matter = Matter("identity", entity_of(gpu), "pci id")
     path = node.sysfs / "bus/pci/devices" / (text(gpu, "pci_bus_id") or "-") / "device"
-    by_bus, by_driver = file_text(path).removeprefix("0x"), text(gpu, "device") or ""
+    by_bus, by_driver = attribute.read(path).removeprefix("0x"), text(gpu, "device") or ""
     told = by_bus or by_driver
     model, real = expected.named(name_of(gpu)), expected.by_device(told)
     if not told:
@@ -229,7 +228,7 @@ def _device(node: Node, gpu: Facts) -> Finding:
 
 def _whole(gpu: Facts) -> Finding:
     """Say whether it is a whole GPU, and no slice of one."""
-    matter = Matter("identity", entity(gpu), "whole")
+    matter = Matter("identity", entity_of(gpu), "whole")
     name, mode = name_of(gpu), count(gpu, "modes", "virtualization")
     mig = text(gpu, "modes", "mig")
     part = VIRTUAL.get(-1 if mode is None else mode, "")
@@ -247,7 +246,7 @@ def _whole(gpu: Facts) -> Finding:
 
 
 def _memory(gpu: Facts) -> Finding:
-    matter = Matter("identity", entity(gpu), "memory", "bytes")
+    matter = Matter("identity", entity_of(gpu), "memory", "bytes")
     name, size = name_of(gpu), number(gpu, "memory", "total_bytes")
     model = expected.named(name)
     if not size:
@@ -274,7 +273,7 @@ def _memory(gpu: Facts) -> Finding:
 
 def _power(gpu: Facts) -> Finding:
     """Compare what the board was made for; what it is set to is a matter of `settings`."""
-    matter = Matter("identity", entity(gpu), "power", "watts")
+    matter = Matter("identity", entity_of(gpu), "power", "watts")
     name, made_for = name_of(gpu), number(gpu, "power", "default_watts")
     model = expected.named(name)
     if not made_for:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import TimeLeft, entity, usable, without_value
+from gpuwatch.appraisal import TimeLeft, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
-from gpuwatch.verify import Finding, Node
+from gpuwatch.verify import Finding, Node, entity
 
 
 class Integrity:

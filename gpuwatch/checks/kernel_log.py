@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gpuwatch import kernel_log, xid
 from gpuwatch.clock import SECOND_NS, monotonic_ns
-from gpuwatch.fact import text
 from gpuwatch.kernel_log import PCIE_ERROR, SXID, XID, Found, KernelLog
-from gpuwatch.static_check import Matter, StaticCheck, entity
+from gpuwatch.lookup import text
+from gpuwatch.static_check import Matter, StaticCheck, entity_of
 from gpuwatch.verify import Facts, Finding, Node
 
 RECENT_NS = 86400 * SECOND_NS  # what is older may have been repaired by a reset since
@@ -63,7 +63,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _of_gpu(gpu: Facts, found: list[tuple[int, Found]]) -> Finding:
-    matter = Matter("kernel_log", entity(gpu), "xids")
+    matter = Matter("kernel_log", entity_of(gpu), "xids")
     address = text(gpu, "pci_bus_id")
     own = [(age, one) for age, one in found if one.event == XID and one.entity.id == address]
     codes = Counter(one.head.partition(":")[0] for _, one in own)

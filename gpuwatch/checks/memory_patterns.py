@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import entity, without_value
-from gpuwatch.verify import Finding, Node
+from gpuwatch.appraisal import without_value
+from gpuwatch.verify import Finding, Node, entity
 
 SECONDS = 60.0
 START_SECONDS = 35.0  # until it writes, at most

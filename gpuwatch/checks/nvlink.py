@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from gpuwatch import expected
-from gpuwatch.fact import count, flag, number, tables, text
-from gpuwatch.static_check import Matter, StaticCheck, entity, name_of
+from gpuwatch.lookup import count, flag, number, tables, text
+from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
 from gpuwatch.verify import Facts, Finding, Node
 
 SLOW = 0.9  # of the data sheet's speed; a link tells its signalling rate, a sixteenth more
@@ -34,7 +34,7 @@ def links_up(gpu: Facts) -> int | None:
 
 
 def _up(node: Node, gpu: Facts) -> Finding:
-    matter = Matter("nvlink", entity(gpu), "links")
+    matter = Matter("nvlink", entity_of(gpu), "links")
     name, up = name_of(gpu), links_up(gpu)
     if up is None:
         return matter.unread("whether its NVLinks are up")
@@ -78,7 +78,7 @@ def _bridged(node: Node, up: int, model: str, matter: Matter) -> Finding:
 
 
 def _speed(gpu: Facts, up: list[Facts]) -> Finding:
-    matter = Matter("nvlink", entity(gpu), "speed", "bytes_per_second")
+    matter = Matter("nvlink", entity_of(gpu), "speed", "bytes_per_second")
     known = [speed for link in up if (speed := number(link, "bytes_per_second"))]
     if len(known) < len(up):
         reason = "the driver does not tell how fast its links are"
@@ -102,7 +102,7 @@ def _ends(node: Node) -> set[str]:
 
 
 def _remote(gpu: Facts, up: list[Facts], ends: set[str]) -> Finding:
-    matter = Matter("nvlink", entity(gpu), "ends")
+    matter = Matter("nvlink", entity_of(gpu), "ends")
     own = {end for link in up if (end := text(link, "remote"))}
     if not own or any(text(link, "remote") is None for link in up):
         reason = "the driver does not tell where its links lead"
@@ -119,7 +119,7 @@ def _errors(gpu: Facts) -> Iterator[Finding]:
         if errors is None:
             continue
         fault = f"{errors} {kind} errors since the driver was loaded, maybe long ago"
-        matter = Matter("nvlink", entity(gpu), f"{kind} errors")
+        matter = Matter("nvlink", entity_of(gpu), f"{kind} errors")
         yield matter.seen(float(errors), float(ERRORS), "rule of thumb").judged(
             fault if errors > ERRORS else "",
             "link",

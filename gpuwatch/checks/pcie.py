@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from gpuwatch.appraisal import entity, measured
+from gpuwatch.appraisal import measured
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.checks import pcie_link
 from gpuwatch.session import Result
-from gpuwatch.verify import Finding, Node
+from gpuwatch.verify import Finding, Node, entity
 
 QUICK_SECONDS, DEEP_SECONDS = 12.0, 40.0  # of one run, at most
 FEW = 3  # of so many GPUs two may share one way to the host

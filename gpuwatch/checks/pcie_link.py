@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuwatch import expected
-from gpuwatch.fact import count, text
-from gpuwatch.static_check import Matter, StaticCheck, entity, name_of
+from gpuwatch.lookup import count, text
+from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
 from gpuwatch.topology import own_link, slot_link
 from gpuwatch.verify import Facts, Finding, Node
 
@@ -132,12 +132,12 @@ def _source(link: Link) -> str:
 def look(node: Node) -> Iterator[Finding]:
     """Judge the link of each GPU, and its count of replays."""
     for gpu in node.answering:
-        yield from findings(link(node, gpu), False, "pcie_link", entity(gpu))
+        yield from findings(link(node, gpu), False, "pcie_link", entity_of(gpu))
         yield _replays(gpu)
 
 
 def _replays(gpu: Facts) -> Finding:
-    matter = Matter("pcie_link", entity(gpu), "replays")
+    matter = Matter("pcie_link", entity_of(gpu), "replays")
     replays = count(gpu, "pcie", "replays")
     if replays is None:
         step = "look for PCIe errors in the kernel log"

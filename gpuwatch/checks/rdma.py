@@ -7,10 +7,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from gpuwatch.fact import text
+from gpuwatch import attribute
+from gpuwatch.lookup import text
 from gpuwatch.rdma_ports import RdmaPort, link, rdma_ports
-from gpuwatch.rdma_ports import text as file_text
-from gpuwatch.static_check import Matter, StaticCheck
+from gpuwatch.static_check import Matter, StaticCheck, entity_of
 from gpuwatch.topology import nearest_gpus, pci_path
 from gpuwatch.verify import Finding, Node
 
@@ -46,7 +46,7 @@ def look(node: Node) -> Iterator[Finding]:
 
 def _state(port: RdmaPort) -> str:
     """Return a port's state without its number: "4: ACTIVE" is ACTIVE."""
-    return file_text(port.path / "state").partition(": ")[2]
+    return attribute.read(port.path / "state").partition(": ")[2]
 
 
 def _kind(ports: list[RdmaPort], up: list[RdmaPort]) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def _kind(ports: list[RdmaPort], up: list[RdmaPort]) -> Iterator[Finding]:
 
 def _rate(port: RdmaPort) -> float | None:
     try:
-        return link(file_text(port.path / "rate"))[0]
+        return link(attribute.read(port.path / "rate"))[0]
     except ValueError:
         return None
 
@@ -100,7 +100,7 @@ def _address(port: RdmaPort) -> Finding:
     if port.labels["link_layer"] not in ("Ethernet", "InfiniBand"):
         return matter.skipped("its addresses are of a kind of their own", "measure it")
     if port.labels["link_layer"] == "InfiniBand":
-        lid = file_text(port.path / "lid")
+        lid = attribute.read(port.path / "lid")
         fault = "it has no LID: no subnet manager has seen it" if lid in ("0x0", "0") else ""
         step = "start a subnet manager, opensm or the switch's"
         if not lid:
@@ -113,7 +113,7 @@ def _address(port: RdmaPort) -> Finding:
     second = [
         path.name
         for path in files
-        if not NO_ADDRESS.match(file_text(path)) and "v2" in file_text(types / path.name)
+        if not NO_ADDRESS.match(attribute.read(path)) and "v2" in attribute.read(types / path.name)
     ]
     fault = "" if second else "it has no address for RoCE v2"
     step = "give its interface an IP address"
@@ -125,7 +125,7 @@ def _mtu(port: RdmaPort) -> Finding:
     matter = Matter("rdma", port.id, "mtu", "bytes")
     name = port.interfaces[0] if len(port.interfaces) == 1 else ""
     path = port.device_path / "device/net" / name / "mtu" if name else None
-    told = file_text(path) if path else ""
+    told = attribute.read(path) if path else ""
     if not told.isdecimal():
         return matter.skipped("the MTU of its interface is not shown", "look at ip link")
     mtu = float(told)
@@ -143,7 +143,7 @@ def _direct(node: Node) -> Finding:
     matter = Matter("rdma", "host", "gpu direct")
     if (node.sysfs / "module/nvidia_peermem").is_dir():
         return matter.seen("nvidia_peermem").good()
-    version = file_text(node.procfs / "driver/nvidia/version")
+    version = attribute.read(node.procfs / "driver/nvidia/version")
     if "Open Kernel Module" in version:
         return matter.seen("dma-buf").good()
     if not version:
@@ -163,7 +163,7 @@ def _near(node: Node, ports: list[RdmaPort]) -> Finding:
         reason = "no bridges are shown above the ports: who is near to whom is not known"
         return matter.skipped(reason, "look at nvidia-smi topo -m on the host")
     near = {gpu for port in ports for gpu in nearest_gpus(node.sysfs, port.bus_id)}
-    addresses = {f"gpu{gpu.get('gpu')}": text(gpu, "pci_bus_id") for gpu in node.answering}
+    addresses = {entity_of(gpu): text(gpu, "pci_bus_id") for gpu in node.answering}
     far = sorted(name for name, address in addresses.items() if address not in near)
     fault = f"no port that is up is near {', '.join(far)}: what they send crosses the processor"
     return matter.seen(f"{len(addresses) - len(far)} GPUs", f"{len(addresses)} GPUs").judged(

@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
+from gpuwatch import attribute
 from gpuwatch.capabilities import follow
-from gpuwatch.rdma_ports import RdmaPort, link, rdma_ports, text
+from gpuwatch.rdma_ports import RdmaPort, link, rdma_ports
 from gpuwatch.verify import Finding, Node, Verdict
 
 TOOL = "ib_write_bw"
@@ -54,11 +55,11 @@ class RdmaLoopback:
             return
         for port in ports:
             told = _tried(port, node.deep)
-            yield from findings(port.id, text(port.path / "rate"), told)
+            yield from findings(port.id, attribute.read(port.path / "rate"), told)
 
 
 def _is_active(port: RdmaPort) -> bool:
-    return "ACTIVE" in text(port.path / "state")
+    return "ACTIVE" in attribute.read(port.path / "state")
 
 
 def _skipped(reason: str, step: str) -> Finding:

@@ -6,8 +6,8 @@ and what they take away is missing in every figure.
 
 from collections.abc import Iterator
 
-from gpuwatch.fact import look_up, number, text
-from gpuwatch.static_check import Matter, StaticCheck, entity, name_of
+from gpuwatch.lookup import look_up, number, text
+from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
 from gpuwatch.verify import Cause, Facts, Finding, Node
 
 LOWERED, FAR_LOWERED = 0.99, 0.75  # of the board's own limit; DCGM's targeted_power asks for 0.75
@@ -33,7 +33,7 @@ def look(node: Node) -> Iterator[Finding]:
 
 
 def _power_limit(gpu: Facts) -> Finding:
-    matter = Matter("settings", entity(gpu), "power limit", "watts")
+    matter = Matter("settings", entity_of(gpu), "power limit", "watts")
     default = number(gpu, "power", "default_watts")
     limit = number(gpu, "power", "enforced_watts") or number(gpu, "power", "requested_watts")
     if not limit or not default:
@@ -54,7 +54,7 @@ def _clocks(gpu: Facts) -> Iterator[Finding]:
         now = number(gpu, "clocks", kind, "application_hertz")
         default = number(gpu, "clocks", kind, "default_hertz")
         if now and default:
-            matter = Matter("settings", entity(gpu), f"{kind} clock", "hertz")
+            matter = Matter("settings", entity_of(gpu), f"{kind} clock", "hertz")
             fault = f"the application clock is set to {now / default:.0%} of the board's own"
             yield matter.seen(now, default, "the board's own setting").judged(
                 fault if now < SLOWER * default else "", "clock", "nvidia-smi -rac"
@@ -62,7 +62,7 @@ def _clocks(gpu: Facts) -> Iterator[Finding]:
 
 
 def _reasons(gpu: Facts) -> Finding:
-    matter = Matter("settings", entity(gpu), "held back")
+    matter = Matter("settings", entity_of(gpu), "held back")
     reasons = look_up(gpu, "reasons")
     if not isinstance(reasons, list) or not all(isinstance(one, str) for one in reasons):
         return matter.unread("what holds its clocks down")
@@ -81,7 +81,7 @@ def _reasons(gpu: Facts) -> Finding:
 
 
 def _ecc(gpu: Facts) -> Finding:
-    matter = Matter("settings", entity(gpu), "ecc")
+    matter = Matter("settings", entity_of(gpu), "ecc")
     now, pending = text(gpu, "modes", "ecc"), text(gpu, "modes", "ecc_pending")
     if now is None:
         step = "test its memory with --deep"
@@ -98,7 +98,7 @@ def _ecc(gpu: Facts) -> Finding:
 
 
 def _compute_mode(gpu: Facts) -> Finding:
-    matter = Matter("settings", entity(gpu), "compute mode")
+    matter = Matter("settings", entity_of(gpu), "compute mode")
     mode = text(gpu, "modes", "compute")
     if mode is None:
         return matter.unread("its compute mode")
@@ -108,7 +108,7 @@ def _compute_mode(gpu: Facts) -> Finding:
 
 
 def _persistence(gpu: Facts) -> Finding:
-    matter = Matter("settings", entity(gpu), "persistence")
+    matter = Matter("settings", entity_of(gpu), "persistence")
     mode = text(gpu, "modes", "persistence")
     if mode is None:
         return matter.unread("whether it stays ready")

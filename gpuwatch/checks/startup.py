@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import TimeLeft, entity, usable, without_value
+from gpuwatch.appraisal import TimeLeft, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.session import Result
-from gpuwatch.verify import Finding, Node
+from gpuwatch.verify import Finding, Node, entity
 
 QUICK_SECONDS, DEEP_SECONDS = 12.0, 40.0  # of one run, at most, torch and all
 LONG_SECONDS = 5.0  # an H200 takes 0.6 s; a driver that must be loaded first some seconds

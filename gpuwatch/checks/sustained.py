@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
-from gpuwatch.appraisal import TimeLeft, appraised, entity, without_value
+from gpuwatch.appraisal import TimeLeft, appraised, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.session import Result
 from gpuwatch.slowness import BRAKE, HEAT, throttled
-from gpuwatch.verify import Facts, Finding, Node, Verdict
+from gpuwatch.verify import Facts, Finding, Node, Verdict, entity
 
 QUICK_SECONDS, DEEP_SECONDS = 12.0, 330.0
 END_SECONDS = 60.0  # the first and the last of a long run are compared, thirds of a short one

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from gpuwatch import acs, expected
 from gpuwatch.checks.nvlink import links_up
-from gpuwatch.fact import flag, look_up, tables, text
+from gpuwatch.lookup import flag, look_up, tables, text
 from gpuwatch.static_check import Matter, StaticCheck, name_of
 from gpuwatch.verify import Facts, Finding, Node
 

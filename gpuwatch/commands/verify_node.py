@@ -16,8 +16,8 @@ from gpuwatch.commands.canary import kept, state_here
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import DATABASE
 from gpuwatch.topology import pci_gpus
-from gpuwatch.verify import Finding, Node
-from gpuwatch.verify_facts import Facts, collect
+from gpuwatch.verify import Finding, Node, entity
+from gpuwatch.verify_facts import Answers, collect
 
 WAIT = "free the GPUs and run it again, or --force for figures that are no measure"
 UNSEEN = (
@@ -35,27 +35,27 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
     state = state_here(arguments, dict(config))
     numbers, released = kept(state)
     host = canary_host.present(procfs, released, os.environ.get("SLURM_JOB_ID", ""))
-    facts, findings = Facts(), []
+    answers, findings = Answers(), []
     why = str(busy.host_reason(host) or "")
     if why and not arguments.force:
         findings = [_skip("host", why)]
     else:
-        facts = collect(sysfs, numbers, arguments.gpu)
-        findings = _absent(facts, sysfs)
-    for number in arguments.gpu if facts.here else ():
-        if number not in facts.here:
-            known = ", ".join(map(str, facts.here))
+        answers = collect(sysfs, numbers, arguments.gpu)
+        findings = _absent(answers, sysfs)
+    for number in arguments.gpu if answers.here else ():
+        if number not in answers.here:
+            known = ", ".join(map(str, answers.here))
             raise ConfigError(f"--gpu {number}: no such GPU: here are {known}")
     count, model = arguments.expect or (0, "")
-    in_use = _busy(facts, host, procfs)
+    in_use = _busy(answers, host, procfs)
     node = Node(
         sysfs=sysfs,
         procfs=procfs,
         kmsg=Path(config["paths"]["kmsg"]),
-        driver={**facts.driver, "fault": facts.fault},
-        gpus=list(facts.gpus.values()),
-        pairs=facts.pairs,
-        numbers={gpu["pci_bus_id"]: number for number, gpu in facts.gpus.items()} | numbers,
+        driver={**answers.driver, "fault": answers.fault},
+        gpus=list(answers.gpus.values()),
+        pairs=answers.pairs,
+        numbers={gpu["pci_bus_id"]: number for number, gpu in answers.gpus.items()} | numbers,
         inventory={} if arguments.gpu else _inventory(state),
         busy=in_use,
         standings=_standings(state),
@@ -82,7 +82,7 @@ def refusals(node: Node, alone: bool) -> list[Finding]:
     """Return who uses the GPUs: then nothing may run there. `alone`: no canary runs on the host."""
     if not alone:
         return [_skip("host", canary_host.RUNS_ALREADY)]
-    return [_skip(f"gpu{number}", why) for number, why in node.busy.items()]
+    return [_skip(entity(number), why) for number, why in node.busy.items()]
 
 
 def notes(node: Node) -> list[Finding]:
@@ -99,9 +99,9 @@ def _skip(entity: str, why: str, step: str = WAIT) -> Finding:
     )
 
 
-def _absent(facts: Facts, sysfs: Path) -> list[Finding]:
+def _absent(answers: Answers, sysfs: Path) -> list[Finding]:
     """Return why there is no GPU, nothing if there is one: FAIL if the bus shows one."""
-    if facts.gpus:
+    if answers.gpus:
         return []
     on_bus = pci_gpus(sysfs)
     if on_bus:
@@ -114,7 +114,7 @@ def _absent(facts: Facts, sysfs: Path) -> list[Finding]:
                 expectation=len(on_bus),
                 source="the PCI bus",
                 reason=f"the bus has {len(on_bus)} NVIDIA GPUs ({', '.join(on_bus)}), the driver"
-                f" answers of none: {facts.fault or 'it finds no device'}",
+                f" answers of none: {answers.fault or 'it finds no device'}",
                 cause="driver",
                 next_step="install or load the NVIDIA driver, and look at the kernel log",
             )
@@ -124,16 +124,16 @@ def _absent(facts: Facts, sysfs: Path) -> list[Finding]:
             name="driver",
             entity="host",
             verdict="UNKNOWN",
-            reason=f"no NVIDIA GPU on this host{f': {facts.fault}' if facts.fault else ''}",
+            reason=f"no NVIDIA GPU on this host{f': {answers.fault}' if answers.fault else ''}",
             next_step="run it on the node that is to be accepted; in a container, give it the GPUs",
         )
     ]
 
 
-def _busy(facts: Facts, host: busy.Host, procfs: Path) -> dict[int, str]:
+def _busy(answers: Answers, host: busy.Host, procfs: Path) -> dict[int, str]:
     """Return why GPUs are not idle, with the names of the processes."""
     found = {}
-    for number, gpu in facts.gpus.items():
+    for number, gpu in answers.gpus.items():
         if not gpu.get("fault"):
             seen = busy.Seen.from_json(gpu["seen"])
             names = dict.fromkeys(_name(procfs, pid) for pid in seen.processes or ())

@@ -1,6 +1,7 @@
-"""Facts that may be anything: what a driver, a file or a recording tells, taken only if it is that.
+"""Looks up facts that may be anything: what a driver, a file or a recording tells, as plain data.
 
-What is missing, of another kind or a marker for "no value" is None, and nothing raises.
+They are taken only if they are what is asked for: what is missing, of another kind or a marker for
+"no value" is None, and nothing raises.
 """
 
 import math
