@@ -232,7 +232,7 @@ def two_h200(directory: Path) -> Host:
 
 
 def a100_pcie(directory: Path, count: int = 4) -> Host:
-    """Show a100 cards in slots, without bridges between them."""
+    """Show A100 cards in slots, without bridges between them."""
     return host(
         directory,
         count,

@@ -60,7 +60,7 @@ def nvlink_off(directory: Path) -> Host:
 
 
 def narrow_slot(directory: Path) -> Host:
-    """Show one card of four sits in a slot of eight lanes."""
+    """Show four cards, of which one sits in a slot of eight lanes."""
     made = a100_pcie(directory)
     made.say("nvmlDeviceGetCurrPcieLinkWidth", dev=1, val=8)
     made.say("nvmlDeviceGetMaxPcieLinkWidth", dev=1, val=8)
@@ -140,7 +140,7 @@ def future(directory: Path) -> Host:
 
 
 def hot(directory: Path) -> Host:
-    """Show one GPU is held down by heat while it does nothing."""
+    """Show one GPU that is held down by heat while it does nothing."""
     made = eight_a100(directory)
     made.say("nvmlDeviceGetCurrentClocksEventReasons", dev=2, val=0x20)
     made.say("nvmlDeviceGetTemperature:gpu", dev=2, val=91)
@@ -148,7 +148,7 @@ def hot(directory: Path) -> Host:
 
 
 def no_fabric(directory: Path) -> Host:
-    """Show hopper behind NVSwitches, without a Fabric Manager."""
+    """Show Hopper boards behind NVSwitches, without a Fabric Manager."""
     made = host(
         directory,
         8,
@@ -190,7 +190,7 @@ def set_down(directory: Path) -> Host:
 
 
 def sick_links(directory: Path) -> Host:
-    """Show one GPU has two links down, one a slow one, one with errors."""
+    """Show a GPU with two links down, one with a slow link, one with errors."""
     made = eight_a100(directory)
     for link in (3, 4):
         made.say(f"nvmlDeviceGetNvLinkState:{link}", dev=0, val=0)
@@ -207,14 +207,14 @@ def no_peers(directory: Path) -> Host:
 
 
 def half_updated(directory: Path) -> Host:
-    """Show the kernel still has the module of before."""
+    """Show a kernel that still has the module of before."""
     made = two_h200(directory)
     made.proc["driver/nvidia/version"] = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15"
     return made
 
 
 def logged(directory: Path) -> Host:
-    """Show the kernel log has an Xid 79 of one GPU, and what jobs do of another."""
+    """Show a kernel log with an Xid 79 of one GPU, and with what jobs do of another."""
     made = eight_a100(directory)
     made.environment()
     (made.directory / "kmsg").write_text(
@@ -227,7 +227,7 @@ def logged(directory: Path) -> Host:
 
 
 def sick_network(directory: Path) -> Host:
-    """Show one rail is down, one is slow, one has other firmware and one no subnet manager."""
+    """Show rails of which one is down, one slow, one has other firmware, one no subnet manager."""
     made = eight_a100(directory)
     made.tree.show("mlx5_1", state="1: DOWN")
     made.tree.show("mlx5_2", rate="100 Gb/sec (2X HDR)")
