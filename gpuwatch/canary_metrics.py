@@ -39,9 +39,10 @@ def samples(
 def _of_courses(courses: Iterable[Course]) -> Iterator[Sample]:
     """Yield what the courses of GPUs that are here, and of the host, gave last.
 
-    Of courses that differ in size or number of GPUs alone it is the one that ran last.
+    Of courses that differ in size alone, or of the host in number of GPUs, it is the one that ran
+    last.
     """
-    newest: dict[tuple[Entity, str, str, str], Course] = {}
+    newest: dict[tuple[Entity, str, str, str, str], Course] = {}
     ran: dict[tuple[Entity, str], Course] = {}  # the newest run of each canary
     right: dict[tuple[Entity, str], float] = {}
     for course in sorted(courses, key=lambda one: float(one["readings"][-1]["time"])):
@@ -49,12 +50,13 @@ def _of_courses(courses: Iterable[Course]) -> Iterator[Sample]:
         if course["uuid"] and entity.id == course["uuid"]:
             continue  # it is not here
         of_canary = entity, course["canary"]
-        newest[*of_canary, course["dtype"], course["direction"]] = course
+        at_once = str(course["gpus"]) if course["gpus"] > 1 and entity != HOST else ""
+        newest[*of_canary, course["dtype"], course["direction"], at_once] = course
         ran[of_canary] = course["readings"][-1]
         good = [one["time"] for one in course["readings"] if one["result"] == "ok"]
         right[of_canary] = max([right.get(of_canary, 0.0), *good])
-    for (entity, canary, dtype, direction), course in newest.items():
-        labels = _labels(canary=canary, dtype=dtype, direction=direction)
+    for (entity, canary, dtype, direction, at_once), course in newest.items():
+        labels = _labels(canary=canary, dtype=dtype, direction=direction, at_once=at_once)
         good = [one for one in course["readings"] if one["result"] == "ok" and one["value"]]
         if good and course["unit"] in VALUES:
             name = f"canary_{VALUES[course['unit']]}"
