@@ -125,8 +125,11 @@ class Watched:
         )
         self._begun_ns = monotonic_ns()
         columns = columns_of(self.entity, source.chosen_set, self._choice.without)
-        place = {metric.column: (number, metric) for number, metric in enumerate(metrics)}
-        self._cells = [(*place[column.name], column.signal.kind) for column in columns]
+        place = {metric.column: (number, metric.scale) for number, metric in enumerate(metrics)}
+        self._cells = [
+            (*place[column.name], column.name if column.signal.kind is Kind.COUNTER else "")
+            for column in columns
+        ]
         self._totals = {column.name: self._totals.get(column.name, 0) for column in columns}
         if self.group is None or self.group.columns != columns:
             self.group = Group(
@@ -150,7 +153,7 @@ class Watched:
         self.reason = REFUSALS.get(result or 0, str(fault))
         if isinstance(fault, CuptiError):
             self._source.findings.errors[str(fault)] += 1
-            if result in TAKEN:
+            if result in TAKEN and fault.call != "cuptiPmSamplingDecodeData":
                 self.reason = f"{TAKEN[result]}: {fault}"
         self._device = None  # what may be had is asked anew
         if self.reason != before:
@@ -211,21 +214,17 @@ class Watched:
 
     def _row(self, values: Sequence[float]) -> list[float]:
         cells: list[float] = []
-        for number, metric, kind in self._cells:
-            value = values[number] * metric.scale
-            known = 0 <= value < MOST_OF_A_SAMPLE  # and no NaN
-            if not known:
+        totals = self._totals
+        for number, scale, counter in self._cells:
+            value = values[number] * scale
+            if not 0 <= value < MOST_OF_A_SAMPLE:  # or it is no number
                 self._source.findings.errors["implausible"] += 1
-            if kind is Kind.GAUGE:
-                ratio = metric.scale != 1
-                value = value if known else UNKNOWN_GAUGE
-                cells.append(min(value, 1.0) if ratio and value < ROUNDING else value)
-            elif known:
-                total = (self._totals[metric.column] + round(value)) % LARGEST
-                self._totals[metric.column] = total
+                cells.append(UNKNOWN_INTEGER if counter else UNKNOWN_GAUGE)
+            elif counter:
+                totals[counter] = total = (totals[counter] + round(value)) % LARGEST
                 cells.append(total)
             else:
-                cells.append(UNKNOWN_INTEGER)
+                cells.append(1.0 if scale != 1 and 1 < value < ROUNDING else value)
         return cells
 
     def pace(self, scale: float) -> int:
