@@ -286,6 +286,15 @@ def test_a_ring_keeps_the_time_asked_for_up_to_a_limit(tmp_path):
     writer.close()
 
 
+def test_finer_rows_than_a_millisecond_take_no_more_space(tmp_path):
+    """They reach back less far, so that the hardware counters of eight GPUs fit into memory."""
+    sizes = [
+        RingWriter(tmp_path / f"{period_ns}", schema(period_ns=period_ns), 60.0).path.stat().st_size
+        for period_ns in (MILLISECOND, MILLISECOND // 10)
+    ]
+    assert sizes[0] == sizes[1]
+
+
 def test_period_watermark_and_heartbeat_are_seen_by_readers(tmp_path):
     """What the writer says of itself is read from the header."""
     writer = RingWriter(tmp_path / "r", schema(), 1.0)

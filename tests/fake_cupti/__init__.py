@@ -55,9 +55,11 @@ class Fake:
         self.directory = directory
         self.script = directory / "script"
         self.library = directory / "libcupti.so.13"
+        builds = []
         for name, extra in (("libcuda.so.1", ()), (self.library.name, ("-DCUPTI",))):
             flags = (*FLAGS, *extra, f"-Wl,-soname,{name}")
-            subprocess.run(["cc", *flags, "-o", directory / name, SOURCE], check=True)
+            builds.append(subprocess.Popen(["cc", *flags, "-o", directory / name, SOURCE]))
+        assert [build.wait() for build in builds] == [0, 0]
         self._start = [f"gpu {gpu}" for gpu in gpus]
         for metric in METRICS:
             rate, level = RATES.get(metric.name), LEVELS.get(metric.name, 50)
