@@ -18,14 +18,20 @@ from gpuwatch.verify import Cause, Node
 
 HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown")
 BRAKE = ("hw_power_brake", "hw_slowdown")
-SET = ("applications_clocks", "sync_boost", "display_clocks")
-SHARE = 0.01  # of the time: less is an edge
-MOST = 0.5  # of the time
-LOW = 0.97  # of the siblings' clock
-SLOWER = 0.95  # of the siblings' median
-FULL_CLOCK = 0.9  # of the highest
+SETTING = ("applications_clocks", "sync_boost", "display_clocks")
+HELD_RATIO = 0.01  # of the time: less is an edge
+MOSTLY_RATIO = 0.5  # of the time
+LOW_CLOCK_RATIO = 0.97  # of the siblings' clock, or of the highest
+SLOW_RATIO = 0.95  # of the siblings' median
+FULL_CLOCK_RATIO = 0.9  # of the highest
 POWER_SECONDS = 1.0  # less, and the driver's power is still of the time before
-SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
+NCCL_SWITCHES = (
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+)
 
 
 class Why(NamedTuple):
@@ -73,12 +79,12 @@ def throttled(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why | None:
     )
     for names, cause, what, step in held:
         share = max(shares.get(name, 0.0) for name in names)
-        if share > SHARE:
+        if share > HELD_RATIO:
             return Why(cause, f"{what} {share:.0%} of the time{shown}", step)
-    share = max(shares.get(name, 0.0) for name in SET)
+    share = max(shares.get(name, 0.0) for name in SETTING)
     clock, limit = seen.get("clock_hertz"), look_up(about, "clocks", "sm", "limit_hertz")
     # One that nobody has set has this reason, too, at its highest clock.
-    if share > MOST and clock and limit and clock < LOW * limit:
+    if share > MOSTLY_RATIO and clock and limit and clock < LOW_CLOCK_RATIO * limit:
         return Why(
             "clock",
             f"its clocks are set lower{shown}",
@@ -106,15 +112,15 @@ def _clock(
     values = [other.reading.value for other in others if other.reading]
     usual, usual_value = _median(clocks), _median(values)
     limit = look_up(about, "clocks", "sm", "limit_hertz")
-    low = under = limit is not None and clock < FULL_CLOCK * limit
+    low = under = limit is not None and clock < FULL_CLOCK_RATIO * limit
     beside = ""
     if usual and usual_value:
         lost = 1 - value / usual_value
-        if apart := clock < LOW * usual and 1 - clock / usual >= lost / 2:
+        if apart := clock < LOW_CLOCK_RATIO * usual and 1 - clock / usual >= lost / 2:
             beside = f", that of its siblings is {usual / 1e6:.0f} MHz"
         # What is slower than others at their clock is so for another reason.
-        low = apart or (under and value > SLOWER * usual_value)
-    if low and (seen.get("reasons") or {}).get("sw_power_cap", 0.0) > MOST:
+        low = apart or (under and value > SLOW_RATIO * usual_value)
+    if low and (seen.get("reasons") or {}).get("sw_power_cap", 0.0) > MOSTLY_RATIO:
         return Why(
             "clock",
             f"its power limit holds its clock down{beside}{shown}",
@@ -167,7 +173,7 @@ def _link_text(generation: int | None, lanes: int | None) -> str:
 
 def _between(node: Node, one: Result) -> Why:
     """Return what slows a collective."""
-    chosen = [f"{name}={os.environ[name]}" for name in SWITCHES if os.environ.get(name)]
+    chosen = [f"{name}={os.environ[name]}" for name in NCCL_SWITCHES if os.environ.get(name)]
     told = one.told or {}
     transports = [str(name) for name in told.get("transports") or ()]
     joined = f"NCCL joins the GPUs by {', '.join(transports)}" if transports else ""

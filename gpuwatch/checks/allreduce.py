@@ -7,12 +7,13 @@ there the processors' root complex decides.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from gpuwatch.appraisal import TimeLeft, appraised, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.matter import Matter
 from gpuwatch.session import Result
-from gpuwatch.slowness import why_slow
+from gpuwatch.slowness import Why, why_slow
 from gpuwatch.verify import Finding, Node, Verdict
 
 MIB = 1 << 20
@@ -116,60 +117,30 @@ def _transport(node: Node, one: Result) -> Iterator[Finding]:
         return
     linked = nvlink_bytes(node) > 0
     wrong = linked and any(name != "P2P" for name in names)
-    why = why_slow(node, one, ()) if wrong else None
-    yield Finding(
-        name="allreduce",
-        entity="host",
-        verdict="FAIL" if wrong else "PASS",
-        measure="transport",
-        value=", ".join(names),
-        expectation="P2P" if linked else None,
-        source="NVLink is there" if linked else "",
-        reason=why.text or "not all of it goes over NVLink" if why else "",
-        cause=why.cause if why else "",
-        next_step=why.next_step if why else "",
+    why = why_slow(node, one, ()) if wrong else Why("", "", "")
+    matter = Matter("allreduce", "host", "transport").seen(
+        ", ".join(names), "P2P" if linked else None, "NVLink is there" if linked else ""
     )
+    fault = why.text or "not all of it goes over NVLink"
+    yield matter.judged(fault if wrong else "", why.cause, why.next_step, fatal=True)
 
 
 def _by_thumb(node: Node, curve: Sequence[tuple[float, float]]) -> Iterator[Finding]:
     """Yield what the trade goes by."""
     best = max(value for _, value in curve)
     linked = nvlink_bytes(node)
-    what: dict[str, Any] = {
-        "name": "allreduce",
-        "entity": "host",
-        "unit": "bytes_per_second",
-        "thumb": True,
-    }
     step = "look at nvidia-smi topo -m and nvidia-smi nvlink -s, and at NCCL_ in the environment"
     if len(node.gpus) >= THUMB_GPUS:
         floor = NVLINK_FLOOR if linked else PCIE_FLOOR
         kind = "NVLink is on" if linked else "of 8 GPUs on PCIe"
-        low = best < floor
-        yield Finding(
-            **what,
-            verdict="FAIL" if low else "PASS",
-            measure="floor",
-            value=best,
-            expectation=floor,
-            source=f"rule of thumb: {kind}",
-            reason="less than any such node gives" if low else "",
-            cause="link" if low else "",
-            next_step=step if low else "",
-        )
+        matter = Matter("allreduce", "host", "floor", "bytes_per_second").by_thumb()
+        fault = "less than any such node gives" if best < floor else ""
+        matter = matter.seen(best, floor, f"rule of thumb: {kind}")
+        yield matter.judged(fault, "link", step, fatal=True)
     large = [value for size, value in curve if size >= THUMB_BYTES]
     if large and linked:
-        low = max(large) < THUMB_PART * linked
-        yield Finding(
-            **what,
-            verdict="WARN" if low else "PASS",
-            measure="large sums",
-            value=max(large),
-            expectation=THUMB_PART * linked,
-            source="rule of thumb: 90 % of the link",
-            reason="less than 90 % of what the links carry; few GPUs need not reach it"
-            if low
-            else "",
-            cause="link" if low else "",
-            next_step=step if low else "",
-        )
+        least = THUMB_PART * linked
+        matter = Matter("allreduce", "host", "large sums", "bytes_per_second").by_thumb()
+        fault = "less than 90 % of what the links carry; few GPUs need not reach it"
+        matter = matter.seen(max(large), least, "rule of thumb: 90 % of the link")
+        yield matter.judged(fault if max(large) < least else "", "link", step)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from gpuwatch import attribute, expected
 from gpuwatch.lookup import count, tables, text
-from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of, name_of
 from gpuwatch.verify import Facts, Finding, Node
 
 VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")

@@ -7,7 +7,8 @@ since Ampere) and of dynamic page retirement (before).
 from collections.abc import Iterator
 
 from gpuwatch.lookup import count, flag, look_up
-from gpuwatch.static_check import Matter, StaticCheck, entity_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of
 from gpuwatch.verify import Facts, Finding, Node
 
 WORN_OUT_PAGES = 60  # NVIDIA takes a card back from there on
@@ -15,6 +16,8 @@ WORN_OUT_PAGES = 60  # NVIDIA takes a card back from there on
 # for a remap that fails. As many as one bank has spare rows are a sign of wear all the same.
 MANY_ROWS = 8
 WATCH = "test its memory with --deep, and watch the count"
+MANAGEMENT = "NVIDIA's GPU memory error management"
+RETIREMENT = "NVIDIA's dynamic page retirement"
 ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain", 4: "drain and reset"}
 RMA = "have the card replaced: reject the node"
 RESET = "reset the GPU, then verify again"
@@ -43,7 +46,7 @@ def _since_boot(gpu: Facts) -> Finding:
         step = "test its memory with --deep"
         return matter.skipped("it has no ECC, ECC is off, or it does not tell", step)
     fault = f"{errors} uncorrected ECC errors since the driver was loaded"
-    return matter.seen(float(errors), 0.0, "NVIDIA's GPU memory error management").judged(
+    return matter.seen(float(errors), 0.0, MANAGEMENT).judged(
         fault if errors else "", "memory", f"{RESET}; if they come again, {RMA}", fatal=True
     )
 
@@ -72,23 +75,12 @@ def _healed(matter: Matter, number: int, what: str, *, mended: bool = True) -> F
 
 
 def _rows(gpu: Facts) -> Iterator[Finding]:
-    source = "NVIDIA's GPU memory error management"
     matter = Matter("health", entity_of(gpu), "remap failed")
-    failed = flag(gpu, "rows", "failed")
-    if failed is None:
-        yield matter.unread("whether remapping rows has failed")
-    else:
-        fault = "a row of its memory could not be remapped" if failed else ""
-        matter = matter.seen("yes" if failed else "no", "no", source)
-        yield matter.judged(fault, "memory", RMA, fatal=True)
+    what, failed = "a row of its memory could not be remapped", flag(gpu, "rows", "failed")
+    yield _denied(matter, failed, what, MANAGEMENT, RMA)
     matter = Matter("health", entity_of(gpu), "remap pending")
-    pending = flag(gpu, "rows", "pending")
-    if pending is None:
-        yield matter.unread("whether rows are still to be remapped")
-    else:
-        fault = "rows of its memory are still to be remapped" if pending else ""
-        matter = matter.seen("yes" if pending else "no", "no", source)
-        yield matter.judged(fault, "memory", RESET, fatal=True)
+    what, pending = "rows of its memory are still to be remapped", flag(gpu, "rows", "pending")
+    yield _denied(matter, pending, what, MANAGEMENT, RESET)
     matter = Matter("health", entity_of(gpu), "remapped")
     rows = count(gpu, "rows", "uncorrected")
     if rows is None:
@@ -98,12 +90,20 @@ def _rows(gpu: Facts) -> Iterator[Finding]:
     yield _banks(gpu)
 
 
+def _denied(matter: Matter, told: bool | None, fault: str, source: str, next_step: str) -> Finding:
+    """Judge what should not be so."""
+    if told is None:
+        return matter.unread(f"whether {fault}")
+    matter = matter.seen("yes" if told else "no", "no", source)
+    return matter.judged(fault if told else "", "memory", next_step, fatal=True)
+
+
 def _banks(gpu: Facts) -> Finding:
     matter = Matter("health", entity_of(gpu), "spare rows")
     none, low = count(gpu, "rows", "banks", "none"), count(gpu, "rows", "banks", "low")
     if none is None or low is None:
         return matter.skipped("it does not tell how many rows its banks have left", "nothing")
-    matter = matter.seen(float(none), 0.0, "NVIDIA's GPU memory error management")
+    matter = matter.seen(float(none), 0.0, MANAGEMENT)
     if none:
         fault = f"{none} banks have no row left: the next error there cannot be repaired"
         return matter.bad(fault, "memory", RMA)
@@ -118,20 +118,15 @@ def _pages(gpu: Facts) -> Iterator[Finding]:
         yield matter.unread("how many pages were retired")
     else:
         pages = single + double
-        yield matter.seen(float(pages), 0.0, "NVIDIA's dynamic page retirement").judged(
+        yield matter.seen(float(pages), 0.0, RETIREMENT).judged(
             f"{pages} pages of its memory were retired" if pages else "",
             "memory",
             RMA if pages >= WORN_OUT_PAGES else WATCH,
             fatal=pages >= WORN_OUT_PAGES,
         )
     matter = Matter("health", entity_of(gpu), "retire pending")
-    pending = flag(gpu, "retired", "pending")
-    if pending is None:
-        yield matter.unread("whether pages are still to be retired")
-    else:
-        fault = "pages of its memory are still to be retired" if pending else ""
-        matter = matter.seen("yes" if pending else "no", "no", "NVIDIA's dynamic page retirement")
-        yield matter.judged(fault, "memory", RESET, fatal=True)
+    what, pending = "pages of its memory are still to be retired", flag(gpu, "retired", "pending")
+    yield _denied(matter, pending, what, RETIREMENT, RESET)
 
 
 def _recovery(gpu: Facts) -> Finding:

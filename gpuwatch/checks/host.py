@@ -12,8 +12,9 @@ from pathlib import Path
 
 from gpuwatch import attribute
 from gpuwatch.lookup import number
+from gpuwatch.matter import Matter
 from gpuwatch.rdma_ports import devices
-from gpuwatch.static_check import Matter, StaticCheck
+from gpuwatch.static_check import StaticCheck
 from gpuwatch.verify import Finding, Node
 
 SHARED_MEMORY_BYTES = 1 << 30  # NCCL and data loaders; containers have 64 MiB unless told
@@ -53,7 +54,7 @@ def _governor(node: Node) -> Finding:
     if not others:
         return matter.good()
     fault = f"processors are governed by {', '.join(others)}: short work runs at a low clock"
-    return matter.odd(fault, "host", "cpupower frequency-set -g performance", thumb=True)
+    return matter.by_thumb().odd(fault, "host", "cpupower frequency-set -g performance")
 
 
 def _clocksource(node: Node) -> Finding:
@@ -80,7 +81,7 @@ def _clock(node: Node) -> Finding:
     matter = matter.seen("free" if status & UNSYNCHRONISED else "kept", "kept", "adjtimex")
     if not status & UNSYNCHRONISED:
         return matter.good()
-    return matter.odd(fault, "host", "start chronyd or systemd-timesyncd", thumb=True)
+    return matter.by_thumb().odd(fault, "host", "start chronyd or systemd-timesyncd")
 
 
 def clock_status() -> int | None:
@@ -141,7 +142,7 @@ def _processors(node: Node) -> Finding:
     if given >= least:
         return matter.good()
     fault = f"{given:g} processors for {len(node.gpus)} GPUs: they will wait for the host"
-    return matter.odd(fault, "host", "raise the container's limit, or take more", thumb=True)
+    return matter.by_thumb().odd(fault, "host", "raise the container's limit, or take more")
 
 
 def _group(node: Node) -> Path:
@@ -162,7 +163,7 @@ def _memory_limit(node: Node) -> Finding:
     if float(limit) >= sum(sizes):
         return matter.good()
     fault = "less memory than the GPUs have together: checkpoints and data may not fit"
-    return matter.odd(fault, "host", "raise the container's limit", thumb=True)
+    return matter.by_thumb().odd(fault, "host", "raise the container's limit")
 
 
 def _swap(node: Node) -> Finding:
@@ -177,7 +178,7 @@ def _swap(node: Node) -> Finding:
     if used < SHARED_MEMORY_BYTES:
         return matter.good()
     fault = "the host has swapped: it had too little memory"
-    return matter.odd(fault, "host", "look at who takes the memory", thumb=True)
+    return matter.by_thumb().odd(fault, "host", "look at who takes the memory")
 
 
 def _pressure(node: Node) -> Iterator[Finding]:
@@ -195,7 +196,7 @@ def _pressure(node: Node) -> Iterator[Finding]:
             yield matter.good()
         else:
             fault = f"work waited for {resource} {percent:.0f} % of the last minute"
-            yield matter.odd(fault, "busy", "look at who else uses this host", thumb=True)
+            yield matter.by_thumb().odd(fault, "busy", "look at who else uses this host")
 
 
 def _numa(node: Node) -> Finding:
@@ -208,7 +209,7 @@ def _numa(node: Node) -> Finding:
     if told == "0" or len(list((node.sysfs / "devices/system/node").glob("node[0-9]*"))) < 2:
         return matter.good()
     fault = "the kernel moves memory between NUMA nodes by itself, which makes steps uneven"
-    return matter.odd(fault, "host", "sysctl kernel.numa_balancing=0", thumb=True)
+    return matter.by_thumb().odd(fault, "host", "sysctl kernel.numa_balancing=0")
 
 
 CHECK = StaticCheck("host", "whether the host can feed its GPUs", look)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from gpuwatch import attribute, expected
 from gpuwatch.lookup import count, number, text
-from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of, name_of
 from gpuwatch.topology import own_gpus
 from gpuwatch.verify import Facts, Finding, Node
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from gpuwatch.appraisal import TimeLeft, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.matter import Matter
 from gpuwatch.verify import Finding, Node, entity
 
 
@@ -29,12 +30,5 @@ class Integrity:
         yield from usable(results)
         for one in results:
             measure = "sums" if one.gpu is None else "products"
-            yield without_value(one) or Finding(
-                name=self.name,
-                entity=entity(one.gpu),
-                verdict="PASS",
-                measure=measure,
-                value="exact",
-                expectation="exact",
-                source="arithmetic",
-            )
+            matter = Matter(self.name, entity(one.gpu), measure)
+            yield without_value(one) or matter.seen("exact", "exact", "arithmetic").good()

@@ -9,7 +9,8 @@ from gpuwatch import kernel_log, xid
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.kernel_log import PCIE_ERROR, SXID, XID, Found, KernelLog
 from gpuwatch.lookup import text
-from gpuwatch.static_check import Matter, StaticCheck, entity_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of
 from gpuwatch.verify import Facts, Finding, Node
 
 RECENT_NS = 86400 * SECOND_NS  # what is older may have been repaired by a reset since

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gpuwatch.appraisal import without_value
+from gpuwatch.matter import Matter
 from gpuwatch.verify import Finding, Node, entity
 
 SECONDS = 60.0
@@ -40,12 +41,6 @@ class MemoryPatterns:
                 continue
             told = one.told or {}
             tested = float(told.get("memory_bytes") or 0.0)
-            yield Finding(
-                name=self.name,
-                entity=entity(one.gpu),
-                verdict="PASS",
-                measure=f"{told.get('patterns', 0)} patterns",
-                value=tested,
-                unit="bytes",
-                source="what was written",
-            )
+            measure = f"{told.get('patterns', 0)} patterns"
+            matter = Matter(self.name, entity(one.gpu), measure, "bytes")
+            yield matter.seen(tested, source="what was written").good()

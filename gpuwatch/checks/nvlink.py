@@ -5,7 +5,8 @@ from statistics import median
 
 from gpuwatch import expected
 from gpuwatch.lookup import count, flag, number, tables, text
-from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of, name_of
 from gpuwatch.verify import Facts, Finding, Node
 
 SLOW = 0.9  # of the data sheet's speed; a link tells its signalling rate, a sixteenth more

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from gpuwatch import expected
 from gpuwatch.lookup import count, text
-from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of, name_of
 from gpuwatch.topology import own_link, slot_link
 from gpuwatch.verify import Facts, Finding, Node
 

@@ -6,11 +6,13 @@ Ports of one kind of board are compared with each other: what one has the others
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpuwatch import attribute
 from gpuwatch.lookup import text
+from gpuwatch.matter import Matter
 from gpuwatch.rdma_ports import RdmaPort, link, rdma_ports
-from gpuwatch.static_check import Matter, StaticCheck, entity_of
+from gpuwatch.static_check import StaticCheck, entity_of
 from gpuwatch.topology import nearest_gpus, pci_path
 from gpuwatch.verify import Finding, Node
 
@@ -22,7 +24,7 @@ NO_ADDRESS = re.compile(r"^[0:]*$|^fe80:0000:0000:0000:0000:0000:0000:0000$")
 
 def look(node: Node) -> Iterator[Finding]:
     """Compare ports of a kind, and the ways to GPUs."""
-    ports = rdma_ports(node.sysfs, ALL)
+    ports = physical_ports(node.sysfs)
     if not ports:
         reason = "this host has no RDMA device"
         yield Matter("rdma", "host").skipped(reason, "nothing, unless it was sold with some")
@@ -32,7 +34,7 @@ def look(node: Node) -> Iterator[Finding]:
         kinds[port.labels["board_id"], port.labels["link_layer"], port.number].append(port)
     used = []
     for kind in kinds.values():
-        up = [port for port in kind if _state(port) == ACTIVE]
+        up = [port for port in kind if port_state(port) == ACTIVE]
         used += up
         if not up:
             reason = f"no port of this kind is up: {', '.join(port.id for port in kind)}"
@@ -44,7 +46,12 @@ def look(node: Node) -> Iterator[Finding]:
         yield _near(node, used)
 
 
-def _state(port: RdmaPort) -> str:
+def physical_ports(sysfs: Path) -> list[RdmaPort]:
+    """Return the ports of this host, without those of virtual functions."""
+    return rdma_ports(sysfs, ALL)
+
+
+def port_state(port: RdmaPort) -> str:
     """Return a port's state without its number: "4: ACTIVE" is ACTIVE."""
     return attribute.read(port.path / "state").partition(": ")[2]
 
@@ -54,7 +61,7 @@ def _kind(ports: list[RdmaPort], up: list[RdmaPort]) -> Iterator[Finding]:
     fastest = max((rate for rate in rates.values() if rate), default=0.0)
     firmwares = Counter(port.labels["firmware"] for port in ports if port.labels["firmware"])
     for port in ports:
-        state, rate = _state(port), rates[port.id]
+        state, rate = port_state(port), rates[port.id]
         matter = Matter("rdma", port.id, "state")
         if not state:
             yield matter.unread("its state")
@@ -135,7 +142,7 @@ def _mtu(port: RdmaPort) -> Finding:
         return matter.good()
     fault = f"an MTU of {told} makes packets of RDMA small"
     step = "set it to 9000, on the switch as well"
-    return matter.odd(fault, "link", step, thumb=True)
+    return matter.by_thumb().odd(fault, "link", step)
 
 
 def _direct(node: Node) -> Finding:

@@ -10,21 +10,23 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from gpuwatch import attribute
 from gpuwatch.capabilities import follow
-from gpuwatch.rdma_ports import RdmaPort, link, rdma_ports
-from gpuwatch.verify import Finding, Node, Verdict
+from gpuwatch.checks.rdma import ACTIVE, physical_ports, port_state
+from gpuwatch.matter import Matter
+from gpuwatch.rdma_ports import RdmaPort, link
+from gpuwatch.verify import Finding, Node
 
 TOOL = "ib_write_bw"
-SETTINGS = {"include": (), "exclude": (), "virtual_functions": False}
 MESSAGE_BYTES = 1 << 20
 QUICK_MESSAGES, DEEP_MESSAGES = 2000, 20_000
 QUICK_SECONDS, DEEP_SECONDS = 5.0, 20.0  # of a port
 TRIES, AGAIN_SECONDS = 20, 0.1
 WARN_RATIO, FAIL_RATIO = 0.85, 0.60  # of the line rate
-THUMB_RATIO = 0.95
+THUMB_RATIO, THUMB = 0.95, "rule of thumb: 95 % of the line rate"
 COLUMNS = re.compile(r"BW average\[(Gb/sec|MB/sec|MiB/sec)\]")
 UNITS = {"Gb/sec": 1e9 / 8, "MB/sec": float(1 << 20), "MiB/sec": float(1 << 20)}
 AVERAGE = 3  # the column
@@ -46,26 +48,19 @@ class RdmaLoopback:
 
     def run(self, node: Node) -> Iterator[Finding]:
         """Try the active ports, one after the other."""
-        ports = [port for port in rdma_ports(node.sysfs, SETTINGS) if _is_active(port)]
+        nothing = Matter(self.name, "host")
+        ports = [port for port in physical_ports(node.sysfs) if port_state(port) == ACTIVE]
         if not ports:
-            yield _skipped("no active RDMA port", "connect one, if the node was sold with it")
+            yield nothing.skipped(
+                "no active RDMA port", "connect one, if the node was sold with it"
+            )
             return
         if shutil.which(TOOL) is None:
-            yield _skipped(f"{TOOL} is not installed", "apt-get install perftest")
+            yield nothing.skipped(f"{TOOL} is not installed", "apt-get install perftest")
             return
         for port in ports:
             told = _tried(port, node.deep)
             yield from findings(port.id, attribute.read(port.path / "rate"), told)
-
-
-def _is_active(port: RdmaPort) -> bool:
-    return "ACTIVE" in attribute.read(port.path / "state")
-
-
-def _skipped(reason: str, step: str) -> Finding:
-    return Finding(
-        name="rdma_loopback", entity="host", verdict="SKIP", reason=reason, next_step=step
-    )
 
 
 def _tried(port: RdmaPort, deep: bool) -> float | str:
@@ -134,33 +129,21 @@ def findings(port: str, rate: str, told: float | str) -> Iterator[Finding]:
         line = link(rate)[0]
     except ValueError:
         line = 0.0
+    matter = Matter("rdma_loopback", port)
     if isinstance(told, str) or not line:
-        yield Finding(
-            name="rdma_loopback",
-            entity=port,
-            verdict="UNKNOWN",
-            value=None if isinstance(told, str) else told,
-            unit="" if isinstance(told, str) else "bytes_per_second",
-            reason=told if isinstance(told, str) else f"the port's rate is not known: {rate!r}",
-            cause="host",
-            next_step="run ib_write_bw by hand, as root and with memory to be locked (ulimit -l)",
-        )
+        step = "run ib_write_bw by hand, as root and with memory to be locked (ulimit -l)"
+        if isinstance(told, str):
+            yield matter.unknown(told, "host", step)
+        else:
+            matter = replace(matter, unit="bytes_per_second").seen(told)
+            yield matter.unknown(f"the port's rate is not known: {rate!r}", "host", step)
         return
     ratio = told / line
-    verdict: Verdict = "FAIL" if ratio < FAIL_RATIO else "WARN" if ratio < WARN_RATIO else "PASS"
-    for thumb, part, worse in ((False, WARN_RATIO, verdict), (True, THUMB_RATIO, None)):
-        low = ratio < part
-        yield Finding(
-            name="rdma_loopback",
-            entity=port,
-            verdict=worse or ("WARN" if low else "PASS"),
-            measure="of the line" if thumb else "write",
-            value=told,
-            unit="bytes_per_second",
-            expectation=part * line,
-            source="rule of thumb: 95 % of the line rate" if thumb else "line rate",
-            reason=f"{ratio:.0%} of the line rate" if low else "",
-            cause="link" if low else "",
-            next_step=STEP if low else "",
-            thumb=thumb,
-        )
+    written = Matter("rdma_loopback", port, "write", "bytes_per_second")
+    for matter, least, source in (
+        (written, WARN_RATIO, "line rate"),
+        (replace(written, measure="of the line").by_thumb(), THUMB_RATIO, THUMB),
+    ):
+        fault = f"{ratio:.0%} of the line rate" if ratio < least else ""
+        fatal = ratio < FAIL_RATIO and not matter.thumb
+        yield matter.seen(told, least * line, source).judged(fault, "link", STEP, fatal=fatal)

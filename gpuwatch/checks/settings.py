@@ -7,7 +7,8 @@ and what they take away is missing in every figure.
 from collections.abc import Iterator
 
 from gpuwatch.lookup import look_up, number, text
-from gpuwatch.static_check import Matter, StaticCheck, entity_of, name_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, entity_of, name_of
 from gpuwatch.verify import Cause, Facts, Finding, Node
 
 LOWERED, FAR_LOWERED = 0.99, 0.75  # of the board's own limit; DCGM's targeted_power asks for 0.75

@@ -5,6 +5,7 @@ from typing import Literal
 
 from gpuwatch.appraisal import TimeLeft, usable, without_value
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.matter import Matter
 from gpuwatch.session import Result
 from gpuwatch.verify import Finding, Node, entity
 
@@ -43,18 +44,12 @@ class Startup:
 
 
 def _long(one: Result, seconds: float) -> Finding:
-    late = seconds > LONG_SECONDS
-    return Finding(
-        name="startup",
-        entity=entity(one.gpu),
-        verdict="WARN" if late else "PASS",
-        value=seconds,
-        unit="seconds",
-        expectation=LONG_SECONDS,
-        source="ten times what is usual",
-        reason="a context takes long: the driver is loaded anew each time, or busy" if late else "",
-        cause="driver" if late else "",
-        next_step="switch persistence on: nvidia-smi -pm 1, or nvidia-persistenced" if late else "",
+    fault = "a context takes long: the driver is loaded anew each time, or busy"
+    matter = Matter("startup", entity(one.gpu), unit="seconds")
+    return matter.seen(seconds, LONG_SECONDS, "ten times what is usual").judged(
+        fault if seconds > LONG_SECONDS else "",
+        "driver",
+        "switch persistence on: nvidia-smi -pm 1, or nvidia-persistenced",
     )
 
 
@@ -64,18 +59,10 @@ def _by_thumb(node: Node, one: Result, seconds: float) -> Iterator[Finding]:
         same = reading and standing.entity == reading.entity and standing.shape == reading.shape
         if not same or not standing.current or not standing.baseline:
             continue
-        late = seconds > standing.baseline + THUMB_SECONDS
-        yield Finding(
-            name="startup",
-            entity=entity(one.gpu),
-            verdict="WARN" if late else "PASS",
-            measure="context",
-            value=seconds,
-            unit="seconds",
-            expectation=standing.baseline + THUMB_SECONDS,
-            source="rule of thumb: within 0.2 s of its baseline",
-            reason="a context takes longer than it did" if late else "",
-            cause="driver" if late else "",
-            next_step="compare driver versions and the load of the processors" if late else "",
-            thumb=True,
+        most = standing.baseline + THUMB_SECONDS
+        matter = Matter("startup", entity(one.gpu), "context", "seconds").by_thumb()
+        yield matter.seen(seconds, most, "rule of thumb: within 0.2 s of its baseline").judged(
+            "a context takes longer than it did" if seconds > most else "",
+            "driver",
+            "compare driver versions and the load of the processors",
         )

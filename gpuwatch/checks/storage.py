@@ -11,10 +11,12 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gpuwatch.capabilities import follow
+from gpuwatch.matter import Matter
 from gpuwatch.verify import Finding, Node
 
 PREFIX = "gpuwatch-verify-"
@@ -55,9 +57,7 @@ class Storage:
         seconds = DEEP_SECONDS if node.deep else QUICK_SECONDS
         place = str(node.scratch.resolve())
         if (fault := _fault(node.scratch, size)) is not None:
-            yield Finding(
-                name=self.name, entity=place, verdict="SKIP", reason=fault[0], next_step=fault[1]
-            )
+            yield Matter(self.name, place).skipped(*fault)
             return
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=node.scratch) as folder:
             path = Path(folder) / "file"
@@ -117,35 +117,20 @@ def finding(
     place: str, measure: str, told: dict[str, Any] | str, part: str, key: str, unit: str
 ) -> Finding:
     """Return what is to be said of a run of fio."""
-    what: dict[str, Any] = {"name": "storage", "entity": place, "measure": measure}
+    matter = Matter("storage", place, measure)
     value = None if isinstance(told, str) else (told.get(part) or {}).get(key)
     if not isinstance(value, int | float):
         reason = told if isinstance(told, str) else "fio tells no value"
-        wrong = "Input/output error" in reason
-        return Finding(
-            **what,
-            verdict="FAIL" if wrong else "UNKNOWN",
-            reason=reason,
-            cause="host",
-            next_step="look at the kernel log for errors of the disk"
-            if wrong
-            else "name a directory on a disk: --storage PATH",
-        )
-    what |= {"value": float(value), "unit": unit, "thumb": True}
+        if "Input/output error" in reason:
+            return matter.bad(reason, "host", "look at the kernel log for errors of the disk")
+        return matter.unknown(reason, "host", "name a directory on a disk: --storage PATH")
+    matter = replace(matter, unit=unit).by_thumb().seen(float(value))
     if unit:
-        return Finding(
-            **what,
-            verdict="UNKNOWN",
-            reason="nothing to compare with",
-            next_step="compare it with what was promised",
-        )
-    low = value < THUMB_READS
-    return Finding(
-        **what,
-        verdict="WARN" if low else "PASS",
-        expectation=float(THUMB_READS),
-        source="rule of thumb: a local NVMe disk",
-        reason="fewer than a local NVMe disk reads" if low else "",
-        cause="host" if low else "",
-        next_step="keep data sets of many small files elsewhere: --storage PATH" if low else "",
+        step = "compare it with what was promised"
+        return matter.unknown("nothing to compare with", "", step)
+    matter = matter.seen(float(value), float(THUMB_READS), "rule of thumb: a local NVMe disk")
+    return matter.judged(
+        "fewer than a local NVMe disk reads" if value < THUMB_READS else "",
+        "host",
+        "keep data sets of many small files elsewhere: --storage PATH",
     )

@@ -12,20 +12,22 @@ from typing import Literal
 from gpuwatch.appraisal import TimeLeft, appraised, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.lookup import look_up
+from gpuwatch.matter import Matter
 from gpuwatch.session import Result
-from gpuwatch.slowness import BRAKE, HEAT, throttled
-from gpuwatch.verify import Facts, Finding, Node, Verdict, entity
+from gpuwatch.slowness import BRAKE, HEAT, HELD_RATIO, throttled
+from gpuwatch.verify import Facts, Finding, Node, entity
 
 QUICK_SECONDS, DEEP_SECONDS = 12.0, 330.0
 END_SECONDS = 60.0  # the first and the last of a long run are compared, thirds of a short one
 ENOUGH = 0.6  # of the time: one that began late, and was ended before it was done, is judged
 USUAL = 0.96  # of what a burst gives: 662 of 683 TFLOPS on two H200 in 20 s
 DROP_WARN, DROP_FAIL = 0.05, 0.10
-HEAT_SHARE, BRAKE_SHARE = 0.10, 0.05  # of the time: worse than a warning
-SHARE = 0.01
+HEAT_FAIL, BRAKE_FAIL = 0.10, 0.05  # of the time
 MARGIN_CELSIUS = 2.0  # to where the GPU slows down
 APART_CELSIUS = 15.0  # above the median of the siblings
 THUMB_CELSIUS, THUMB_SECONDS = 80.0, 300.0
+WELL = "a card that is well cooled and fed"
 AIR = "look at fans, filters, airflow and heat sink, and at what stands beside it"
 
 
@@ -156,26 +158,17 @@ def judged(node: Node, courses: Sequence[Course]) -> Iterator[Finding]:
 def _steadiness(course: Course, about: Facts) -> Finding:
     first, last = course.ends()
     drop = 1 - last / first
-    verdict: Verdict = "FAIL" if drop > DROP_FAIL else "WARN" if drop > DROP_WARN else "PASS"
-    finding = Finding(
-        name="sustained",
-        entity=entity(course.gpu),
-        verdict=verdict,
-        measure="steadiness",
-        value=last / first,
-        unit="ratio",
-        expectation=1 - DROP_WARN,
-        source="a card that is well cooled and fed",
-    )
-    if verdict == "PASS":
-        return finding
+    matter = Matter("sustained", entity(course.gpu), "steadiness", "ratio")
+    matter = matter.seen(last / first, 1 - DROP_WARN, WELL)
+    if drop <= DROP_WARN:
+        return matter.good()
     why = throttled({"reasons": course.shares()}, about)
-    return replace(
-        finding,
-        reason=f"{drop:.1%} slower after {course.seconds:.0f} s of load"
-        + (f": {why.text}" if why else ""),
-        cause=why.cause if why else "clock",
-        next_step=why.next_step if why else f"{AIR}; look at its power limit",
+    fault = f"{drop:.1%} slower after {course.seconds:.0f} s of load"
+    return matter.judged(
+        f"{fault}: {why.text}" if why else fault,
+        why.cause if why else "clock",
+        why.next_step if why else f"{AIR}; look at its power limit",
+        fatal=drop > DROP_FAIL,
     )
 
 
@@ -185,63 +178,34 @@ def _heat(course: Course, about: Facts, hottest: Mapping[int, float]) -> Iterato
     celsius = hottest[course.gpu]
     others = [value for gpu, value in hottest.items() if gpu != course.gpu]
     margins: list[float] = course.values("margin_celsius")
-    slowdown = (about.get("temperature") or {}).get("slowdown_celsius")
+    slowdown = look_up(about, "temperature", "slowdown_celsius")
     margin = min(margins) if margins else slowdown - celsius if slowdown else None
     apart = celsius - median(others) if others else 0.0
-    reason = ""
+    fault = ""
     if margin is not None and margin <= MARGIN_CELSIUS:
-        reason = f"{margin:.0f} C from where it slows down"
+        fault = f"{margin:.0f} C from where it slows down"
     elif apart > APART_CELSIUS:
-        reason = f"{apart:.0f} C hotter than its siblings"
-    yield Finding(
-        name="sustained",
-        entity=entity(course.gpu),
-        verdict="WARN" if reason else "PASS",
-        measure="temperature",
-        value=celsius,
-        unit="celsius",
-        expectation=celsius + margin - MARGIN_CELSIUS if margin is not None else None,
-        source="where it slows down" if margin is not None else "",
-        reason=reason,
-        cause="heat" if reason else "",
-        next_step=AIR if reason else "",
-    )
+        fault = f"{apart:.0f} C hotter than its siblings"
+    matter = Matter("sustained", entity(course.gpu), "temperature", "celsius").seen(celsius)
+    if margin is not None:
+        most = celsius + margin - MARGIN_CELSIUS
+        matter = matter.seen(celsius, most, "where it slows down")
+    yield matter.judged(fault, "heat", AIR)
 
 
 def _throttling(course: Course, about: Facts) -> Finding:
+    matter = Matter("sustained", entity(course.gpu), "held back", "ratio")
+    if not course.values("reasons"):
+        return matter.unread("what holds the clocks down")
     shares = course.shares()
     heat = max((shares.get(name, 0.0) for name in HEAT), default=0.0)
     brake = max((shares.get(name, 0.0) for name in BRAKE), default=0.0)
-    finding = Finding(
-        name="sustained",
-        entity=entity(course.gpu),
-        verdict="PASS",
-        measure="held back",
-        value=max(heat, brake),
-        unit="ratio",
-        expectation=f"at most {SHARE:.0%}",
-        source="a card that is well cooled and fed",
-    )
-    if not course.values("reasons"):
-        return replace(
-            finding,
-            verdict="UNKNOWN",
-            value=None,
-            reason="the driver does not tell what holds the clocks down",
-            cause="driver",
-            next_step="look at nvidia-smi -q -d PERFORMANCE under load",
-        )
+    matter = matter.seen(max(heat, brake), f"at most {100 * HELD_RATIO:.0f} %", WELL)
     why = throttled({"reasons": shares}, about)
-    if why is None or max(heat, brake) <= SHARE:
-        return finding
-    bad = heat > HEAT_SHARE or brake > BRAKE_SHARE
-    return replace(
-        finding,
-        verdict="FAIL" if bad else "WARN",
-        reason=why.text,
-        cause=why.cause,
-        next_step=why.next_step,
-    )
+    if why is None or max(heat, brake) <= HELD_RATIO:
+        return matter.good()
+    fatal = heat > HEAT_FAIL or brake > BRAKE_FAIL
+    return matter.judged(why.text, why.cause, why.next_step, fatal=fatal)
 
 
 def _by_thumb(course: Course) -> Iterator[Finding]:
@@ -254,18 +218,7 @@ def _by_thumb(course: Course) -> Iterator[Finding]:
         for length, celsius in zip(course.lengths, heat, strict=True)
         if celsius > THUMB_CELSIUS
     )
-    late = hot >= THUMB_SECONDS
-    yield Finding(
-        name="sustained",
-        entity=entity(course.gpu),
-        verdict="WARN" if late else "PASS",
-        measure="above 80 C",
-        value=hot,
-        unit="seconds",
-        expectation=THUMB_SECONDS,
-        source="rule of thumb: not for five minutes",
-        reason=f"above {THUMB_CELSIUS:.0f} C for {hot:.0f} s" if late else "",
-        cause="heat" if late else "",
-        next_step=AIR if late else "",
-        thumb=True,
-    )
+    fault = f"above {THUMB_CELSIUS:.0f} C for {hot:.0f} s" if hot >= THUMB_SECONDS else ""
+    matter = Matter("sustained", entity(course.gpu), "above 80 C", "seconds").by_thumb()
+    matter = matter.seen(hot, THUMB_SECONDS, "rule of thumb: not for five minutes")
+    yield matter.judged(fault, "heat", AIR)

@@ -10,7 +10,8 @@ from itertools import combinations
 from gpuwatch import acs, expected
 from gpuwatch.checks.nvlink import links_up
 from gpuwatch.lookup import flag, look_up, tables, text
-from gpuwatch.static_check import Matter, StaticCheck, name_of
+from gpuwatch.matter import Matter
+from gpuwatch.static_check import StaticCheck, name_of
 from gpuwatch.verify import Facts, Finding, Node
 
 # As nvidia-smi writes nvmlGpuTopologyLevel_t.
