@@ -273,6 +273,7 @@ class Pm:
     def __init__(self) -> None:
         self.findings = Findings()
         self._closed = threading.Event()
+        self._guard: threading.Thread | None = None
 
     def open(self, context: Context) -> Opened:
         """Load the library and begin to sample each GPU.
@@ -303,12 +304,14 @@ class Pm:
         context.pulse.set_names(bus_ids)
         watched = [Watched(self, index, bus_id) for index, bus_id in enumerate(bus_ids)]
         self._watched = [one for one in watched if one.entity.id not in context.excluded]
+        if self._guard is None:
+            self._guard = threading.Thread(target=self._let_others_go, daemon=True)
+            self._guard.start()
         for one in self._watched:
             one.start()
         if self._watched and all(one.lasting for one in self._watched):
             raise SourceUnsupported(f"pm: {self._watched[0].reason}")
         self._told = self._seen()
-        threading.Thread(target=self._let_others_go, daemon=True).start()
         return self._opened()
 
     def _let_others_go(self) -> None:
