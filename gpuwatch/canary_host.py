@@ -24,6 +24,7 @@ from gpuwatch.slurm import jobs
 LOCK = "canary.lock"
 MARK = "GPUWATCH_CANARY_LOCK"  # in the environment of a session's canaries
 WAIT_SECONDS = 0.1
+LEAST_SECONDS = 0.3  # who only asks whether a session runs has the lock for a moment
 RUNS_ALREADY = "canaries run already on this host: try again later"
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
 EXTRA = "pip install 'gpuwatch[torch]', or name an interpreter that has it in [canary] python"
@@ -79,7 +80,7 @@ def only_session(lock: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
     except OSError as error:
         raise ConfigError(f"{lock}: {error.strerror}: run as root or set --path.runtime") from error
     os.environ[MARK] = str(lock)
-    end = time.monotonic() + wait_seconds
+    end = time.monotonic() + max(wait_seconds, LEAST_SECONDS)
     try:
         while not (taken := _take(descriptor)) and time.monotonic() < end:
             time.sleep(WAIT_SECONDS)

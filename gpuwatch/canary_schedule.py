@@ -18,6 +18,7 @@ RETEST_SECONDS = (5.0, 10.0)
 LATE_NS = 60 * SECOND_NS  # a retest that could not be made until then is none any more
 DOUBT_NS = 10 * SECOND_NS  # a GPU that is not seen for less is as it was
 POSTPONE_NS = 5 * SECOND_NS
+GATHER_NS = 10 * SECOND_NS  # within which processes of a job end, and a GPU waits for the others
 
 Gpu = int | None  # None: all of the host together
 
@@ -139,10 +140,21 @@ class Schedule:
         course = self._courses[gpu]
         idle = course.idle_since_ns is not None
         gpus = () if gpu is None else (gpu,)
-        if gpu is not None and idle and course.used:
-            left = [one for _, one in waiting if one is not None and self._courses[one].used]
-            gpus = tuple(sorted(one for one in left if self._ready(one, now_ns)))
+        if gpu is not None and course.used and course.idle_since_ns is not None:
+            # All that the job has left, so that they are the same after each of its kind.
+            gpus = tuple(self._left_with(course.idle_since_ns))
+            if not all(self._ready(one, now_ns) for one in gpus):
+                return None
         return Turn(self._canaries(gpu), gpus, idle)
+
+    def _left_with(self, since_ns: int) -> list[int]:
+        """Return the GPUs that have nobody since about that time, in order."""
+        return sorted(
+            gpu
+            for gpu, course in self._courses.items()
+            if gpu is not None and course.used and course.idle_since_ns is not None
+            if abs(course.idle_since_ns - since_ns) < GATHER_NS
+        )
 
     def _ready(self, gpu: Gpu, now_ns: int) -> bool:
         course = self._courses.get(gpu)

@@ -18,7 +18,7 @@ def is_idle(tick: Tick, gpu: Entity) -> bool | None:
     processes, activity = tick.window(gpu, "gpu_processes"), tick.activity(gpu)
     if processes is None or not processes.covered_ns:
         return None
-    if processes.last != 0:
+    if processes.maximum != 0:
         return False
     return None if activity is None else activity <= IDLE_RATIO
 

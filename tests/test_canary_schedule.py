@@ -107,8 +107,10 @@ def test_gpus_of_one_job_are_tried_side_by_side():
     assert {len(turn.gpus) for _, turn in node.turns} == {1}  # by the hour each has its own
     node.idle.update({0: False, 1: False, 3: False})
     node.live(HOUR)
-    node.idle.update({0: True, 1: True})
     node.turns.clear()
+    node.idle[1] = True
+    node.live(5)
+    node.idle[0] = True
     node.live(70)
     assert [turn for _, turn in node.turns] == [Turn(("matmul",), (0, 1), idle=True)]
     node.schedule.want("matmul", (0, 1), node.now * SECOND_NS)
