@@ -59,7 +59,7 @@ def test_the_epilog_fails_if_a_gpu_is_bad(hook, code, fails):
     done, calls = hook("epilog.sh", [("canary*", "GPU 3 is 9 % slower", code)])
     assert calls == [
         "gpuwatch resume canaries",
-        "gpuwatch canary run --between-jobs --budget 15s",
+        "gpuwatch canary run --between-jobs --budget 15s --config /etc/gpuwatch/config.toml",
     ]
     assert bool(done.returncode) is fails
     assert ("GPU 3" in done.stdout) is fails

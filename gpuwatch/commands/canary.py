@@ -33,7 +33,7 @@ from gpuwatch.errors import (
     NoAnswer,
 )
 from gpuwatch.lease import this_boot
-from gpuwatch.look import Looks
+from gpuwatch.look import OPEN_SECONDS, Looks
 from gpuwatch.paths import DATABASE, control_socket, state_directory
 from gpuwatch.session import Result, Session
 from gpuwatch.startup import validate
@@ -182,7 +182,8 @@ def _results(
         if why:
             yield from (Result(canary=name, detail=why.text, reason=why.kind) for name in names)
             return
-        with closing(Looks(sysfs, numbers, _gpus(arguments))) as looks:
+        open_seconds = min(OPEN_SECONDS, max(0.0, end - time.monotonic()))
+        with closing(Looks(sysfs, numbers, _gpus(arguments), open_seconds)) as looks:
             session = Session(
                 python,
                 size,

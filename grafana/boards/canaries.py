@@ -9,7 +9,7 @@ from promql import RANGE
 
 Selector = Callable[..., str]
 
-SHAPE = "{{canary}} {{dtype}}{{direction}}"
+SHAPE = "{{canary}} {{dtype}}{{direction}} {{at_once}}"
 BAD = 'result=~"wrong|failed|aborted"'
 OLD = ((86_400, "orange"), (7 * 86_400, "dark-red"))  # seconds: rule canary_stale, then not judged
 HOLDS = "A value holds until the canary runs again."
