@@ -6,7 +6,7 @@ Whatever a driver, a host or a file named is text in it, and its policy lets no 
 import base64
 import datetime
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -18,20 +18,21 @@ from gpuwatch.verify_text import (
     alike,
     amount,
     change_text,
+    comparison,
     excuse,
+    explanation,
     heading,
     merged,
+    notes,
     places,
-    reason,
-    seen,
     summary,
     title,
     values,
 )
 
 DATA = Path(__file__).with_name("data")
-FORCED = "Forced: somebody else was on the GPUs, so no figure here is a measure of them."
 THUMB = "They are what the trade goes by, and count for nothing in the verdict."
+GPU_COLUMNS = ("name", "pci_bus_id", "uuid", "serial", "vbios", "fault")
 COLUMNS = ("Check", "Where", "Value", "Expected", "From", "Verdict")
 
 
@@ -42,27 +43,26 @@ def page(report: Report) -> str:
     when = datetime.datetime.fromtimestamp(report.time, datetime.UTC)
     judged = report.judged
     checked = [found for found in judged if found.verdict != "SKIP"]
-    thumbs = [found for found in report.findings if found.thumb]
-    looked = {one.check.name for one in report.ran if one.check.phase == "static"}
-    drawn = charts([found for found in report.judged if found.name not in looked])
+    thumbs = report.rules_of_thumb
+    drawn = charts([found for found in judged if found.name not in report.static])
     parts = {
         "style": style,
         "style_hash": f"sha256-{digest}",
         "verdict": report.verdict,
         "host": escape(str(report.host.get("name") or "host")),
         "summary": escape(summary(report)),
-        "notes": "".join(_notes(report)),
+        "notes": _paragraphs(notes(report)),
         "facts": "".join(_facts(report)),
-        "gpus": _section("GPUs", _table(("GPU", *GPU), _gpus(report))),
+        "gpus": _section("GPUs", _table(("GPU", *GPU_COLUMNS), _gpus(report))),
         "faults": _section("What is wrong, and what to do", "".join(_faults(judged))),
         "charts": _section("Measured", drawn and f'<div class="charts">{drawn}</div>'),
         "findings": _section("All that was checked", _table(COLUMNS, _rows(checked))),
-        "skipped": _section("Skipped", "".join(_skipped(judged))),
+        "skipped": _section("Skipped", _paragraphs(_skipped(judged))),
         "thumbs": _section(
             "Rules of thumb",
-            thumbs and f"<p>{THUMB}</p>{_table(COLUMNS, _rows(thumbs))}",
+            thumbs and _paragraphs([THUMB]) + _table(COLUMNS, _rows(thumbs)),
         ),
-        "compared": _section("Compared with an earlier report", "".join(_compared(report))),
+        "compared": _section("Compared with an earlier report", _paragraphs(_compared(report))),
         "time": f"{when:%Y-%m-%d %H:%M:%S} UTC",
     }
     return Template((DATA / "verify.html").read_text()).substitute(parts)
@@ -72,13 +72,8 @@ def _section(heading: str, content: object) -> str:
     return f"<section><h2>{heading}</h2>{content}</section>" if content else ""
 
 
-def _notes(report: Report) -> Iterator[str]:
-    if report.node.forced:
-        yield f'<p class="WARN">{FORCED}</p>'
-    if report.undecided:
-        yield f"<p>Essential, and not known: {escape(', '.join(report.undecided))}</p>"
-    if report.left_out:
-        yield f"<p>Not asked: {escape(', '.join(report.left_out))}</p>"
+def _paragraphs(texts: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def _facts(report: Report) -> Iterator[str]:
@@ -89,12 +84,9 @@ def _facts(report: Report) -> Iterator[str]:
             yield f"<dt>{escape(what)}</dt><dd>{escape(shown)}</dd>"
 
 
-GPU = ("name", "pci_bus_id", "uuid", "serial", "vbios", "fault")
-
-
 def _gpus(report: Report) -> Iterator[list[str]]:
     for gpu in report.node.gpus:
-        yield [str(gpu["gpu"]), *(escape(str(gpu.get(name) or "-")) for name in GPU)]
+        yield [str(gpu["gpu"]), *(escape(str(gpu.get(name) or "-")) for name in GPU_COLUMNS)]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -123,26 +115,17 @@ def _faults(judged: Iterable[Finding]) -> Iterator[str]:
     for groups in alike(found for found in judged if found.verdict not in ("PASS", "SKIP")):
         found = groups[0][0]
         yield f"<h3>{_verdict(found)} {escape(heading(groups))}</h3>"
-        for group in groups:
-            name = f"{group[0].measure}: " if len(groups) > 1 and group[0].measure else ""
-            told = seen(group)
-            yield f"<p>{escape(name + told)}</p>" if told else ""
-        for label, text in (("Why", reason(found)), ("Next", found.next_step)):
-            yield f"<p>{label}: {escape(text)}</p>" if text else ""
+        told = explanation(groups)
+        yield _paragraphs(f"{label.capitalize()}: {text}" for label, text in told)
 
 
 def _skipped(judged: Iterable[Finding]) -> Iterator[str]:
     for group in merged(found for found in judged if found.verdict == "SKIP"):
         found = group[0]
-        about = f"{title(found)}, {places([one.entity for one in group])}: {excuse(found)}"
-        yield f"<p>{escape(about)}</p>"
+        yield f"{title(found)}, {places([one.entity for one in group])}: {excuse(found)}"
 
 
 def _compared(report: Report) -> Iterator[str]:
-    compared: Mapping[str, object] | None = report.compared
-    if compared is None:
-        return
-    yield f"<p>{escape(str(compared['file']))}</p>"
-    changes = compared["changes"]
-    assert isinstance(changes, list)
-    yield "".join(f"<p>{escape(change_text(one))}</p>" for one in changes) or "<p>Nothing.</p>"
+    if report.compared is not None:
+        yield comparison(report.compared)
+        yield from map(change_text, report.compared["changes"])

@@ -84,6 +84,16 @@ class Report:
         return [found for found in self.findings if not found.thumb]
 
     @property
+    def rules_of_thumb(self) -> list[Finding]:
+        """What counts for nothing."""
+        return [found for found in self.findings if found.thumb]
+
+    @property
+    def static(self) -> set[str]:
+        """The names of the checks that only looked."""
+        return {one.check.name for one in self.ran if one.check.phase == "static"}
+
+    @property
     def undecided(self) -> list[str]:
         """The essential checks that could not judge: without them the node is not accepted."""
         return undecided(self.findings, [one.check for one in self.ran])

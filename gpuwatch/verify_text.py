@@ -70,26 +70,29 @@ def lines(report: Report) -> Iterator[str]:
 
 def _lines(report: Report) -> Iterator[str]:
     judged = [found for found in report.judged if found.verdict != "SKIP"]
-    looked = {one.check.name for one in report.ran if one.check.phase == "static"}
-    sound = [found for found in judged if found.verdict == "PASS" and found.name in looked]
+    sound = [found for found in judged if found.verdict == "PASS" and found.name in report.static]
     yield from _table([found for found in judged if found not in sound], sound)
     for groups in alike(found for found in judged if found.verdict != "PASS"):
         yield from ("", *_explained(groups))
     yield from _skipped([found for found in report.judged if found.verdict == "SKIP"])
-    if thumbs := [found for found in report.findings if found.thumb]:
+    if thumbs := report.rules_of_thumb:
         yield from ("", THUMB, *_table(thumbs))
     if report.compared:
         yield from ("", *_compared(report.compared))
     yield ""
-    if report.node.forced:
-        yield from _wrapped(
-            "Forced: somebody else was on the GPUs: no figure is a measure of them."
-        )
-    if report.undecided:
-        yield from _wrapped("Essential, and not known: " + ", ".join(report.undecided))
-    if report.left_out:
-        yield from _wrapped("Not asked: " + ", ".join(report.left_out))
+    for note in notes(report):
+        yield from _wrapped(note)
     yield summary(report)
+
+
+def notes(report: Report) -> Iterator[str]:
+    """Yield what a reader must know of the report as a whole."""
+    if report.node.forced:
+        yield "Forced: somebody else was on the GPUs, so no figure is a measure of them."
+    if report.undecided:
+        yield f"Essential, and not known: {', '.join(report.undecided)}"
+    if report.left_out:
+        yield f"Not asked: {', '.join(report.left_out)}"
 
 
 def summary(report: Report) -> str:
@@ -138,13 +141,21 @@ def heading(groups: Sequence[Sequence[Finding]]) -> str:
     return f"{', '.join(names)}, {places([found.entity for found in groups[0]])}"
 
 
-def reason(found: Finding) -> str:
-    """Return why it is no PASS, and what that looks like."""
-    looks = f" (looks like: {LOOKS.get(found.cause, found.cause)})" if found.cause else ""
-    return f"{found.reason}{looks}" if found.reason else ""
+def explanation(groups: Sequence[Sequence[Finding]]) -> Iterator[tuple[str, str]]:
+    """Yield what was seen, why that is no PASS and what to do, each with its label."""
+    found = groups[0][0]
+    for group in groups:
+        name = f"{group[0].measure}: " if len(groups) > 1 and group[0].measure else ""
+        if told := _seen(group):
+            yield "is", f"{name}{told}"
+    if found.reason:
+        looks = f" (looks like: {LOOKS.get(found.cause, found.cause)})" if found.cause else ""
+        yield "why", f"{found.reason}{looks}"
+    if found.next_step:
+        yield "next", found.next_step
 
 
-def seen(group: Sequence[Finding]) -> str:
+def _seen(group: Sequence[Finding]) -> str:
     """Return what was found and what should be; "" where neither is known."""
     found = group[0]
     if found.value is None and found.expectation is None:
@@ -231,17 +242,11 @@ def values(group: Sequence[Finding]) -> str:
 
 
 def _explained(groups: Sequence[Sequence[Finding]]) -> Iterator[str]:
-    """Yield why findings are no PASS, and what to do."""
     found = groups[0][0]
     forced = " (forced)" if found.forced else ""
     yield from _wrapped(f"{found.verdict}{forced}  {heading(groups)}")
-    for group in groups:
-        name = f"{group[0].measure}: " if len(groups) > 1 and group[0].measure else ""
-        if told := seen(group):
-            yield from _wrapped(f"{name}{told}", "    is:   ")
-    for text, label in ((reason(found), "why: "), (found.next_step, "next:")):
-        if text:
-            yield from _wrapped(text, f"    {label} ")
+    for label, text in explanation(groups):
+        yield from _wrapped(text, f"    {label}:".ljust(10))
 
 
 def excuse(found: Finding) -> str:
@@ -275,12 +280,16 @@ def _wrapped(text: str, first: str = "") -> list[str]:
 
 
 def _compared(compared: Mapping[str, Any]) -> Iterator[str]:
-    when = datetime.datetime.fromtimestamp(compared["time"], datetime.UTC)
-    changes = compared["changes"]
-    told = "nothing is different" if not changes else f"{compared['verdict']}:"
-    yield f"Compared with {compared['file']} of {when:%Y-%m-%d %H:%M} UTC: {told}"
-    for one in changes:
+    yield comparison(compared)
+    for one in compared["changes"]:
         yield from _wrapped(change_text(one), "  ")
+
+
+def comparison(compared: Mapping[str, Any]) -> str:
+    """Return with which report it is compared, and the verdict of that."""
+    when = datetime.datetime.fromtimestamp(compared["time"], datetime.UTC)
+    told = f"{compared['verdict']}:" if compared["changes"] else "nothing is different"
+    return f"Compared with {compared['file']} of {when:%Y-%m-%d %H:%M} UTC: {told}"
 
 
 def change_text(one: Mapping[str, Any]) -> str:
