@@ -5,21 +5,19 @@ were measured to give, else 0.60 and 0.45 of the data sheet. Siblings find what 
 card that is far from the median of the others on its node, by a robust z.
 """
 
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from gpuwatch.canaries import CANARIES
 from gpuwatch.canary_reading import UNITS, CanaryReading
 from gpuwatch.canary_text import written
 from gpuwatch.expected import Figure, figure
+from gpuwatch.matter import Matter
 from gpuwatch.session import Result
 from gpuwatch.slowness import Why, why_slow
-from gpuwatch.verify import Finding, Node, Verdict, entity
+from gpuwatch.verify import VERDICTS, Finding, Node, Verdict, entity
 
 WARN_RATIO, FAIL_RATIO = 0.92, 0.85  # of what was measured on such cards
 WARN_PEAK, FAIL_PEAK = 0.60, 0.45  # of the data sheet, where nothing was measured
@@ -32,8 +30,6 @@ MAD_TO_SIGMA = 1.4826
 SIGMA_FLOOR = 0.003  # of the median: what a card repeats to
 BASELINE_WARN, BASELINE_FAIL = 0.97, 0.92
 NOISY = 0.03
-AGAIN = 1.5  # times what a run took: the one that is tried again may take that
-TOLD_SECONDS = 2.5  # of a check's time are left: what hangs must be put away, and told of, by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +39,6 @@ class Opinion:
     verdict: Verdict
     expectation: float
     source: str
-
-
-class TimeLeft:
-    """What is left of the time of a check, which may take so many seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def of_a_run(self) -> float:
-        """How many seconds a run that begins now may take."""
-        return max(0.0, self._end - time.monotonic() - TOLD_SECONDS)
 
 
 def shape_name(reading: CanaryReading) -> str:
@@ -67,93 +51,29 @@ def without_value(one: Result, name: str = "") -> Finding | None:
 
     `name` is that of the check, if it is not that of the canary.
     """
-    where, name = entity(one.gpu), name or one.canary
-    what: dict[str, Any] = {"name": name, "entity": where, "reason": one.detail}
+    matter = Matter(name or one.canary, entity(one.gpu))
     log = "look at the kernel log for Xid errors, reset the GPU, run it again"
+    idle = "run it again when the GPUs are idle"
     match one.result:
         case "skipped" if one.reason == "no_answer":  # it did when the examination began
-            return Finding(**what, verdict="FAIL", cause="driver", next_step=log)
+            return matter.bad(one.detail, "driver", log)
+        case "skipped" if "in use" in one.detail or "job" in one.detail:
+            return matter.skipped(one.detail, idle, "busy")
         case "skipped":
-            busy = "in use" in one.detail or "job" in one.detail
-            step = "run it again when the GPUs are idle" if busy else "mend that, and run it again"
-            return Finding(**what, verdict="SKIP", cause="busy" if busy else "host", next_step=step)
+            return matter.skipped(one.detail, "mend that, and run it again", "host")
         case "aborted" if "the driver" in one.detail:
-            return Finding(**what, verdict="UNKNOWN", cause="driver", next_step=log)
+            return matter.unknown(one.detail, "driver", log)
         case "aborted":
-            step = "run it again when the GPUs are idle"
-            return Finding(**what, verdict="UNKNOWN", cause="busy", next_step=step)
+            return matter.unknown(one.detail, "busy", idle)
         case "failed" if re.search("^not done|^hangs: .* phase (start|import)$", one.detail):
-            step = f"run it again, now that torch is in memory: --only {name}, with --deep"
-            return Finding(**what, verdict="UNKNOWN", cause="host", next_step=step)
+            step = f"run it again, now that torch is in memory: --only {matter.name}, with --deep"
+            return matter.unknown(one.detail, "host", step)
         case "failed":
-            return Finding(**what, verdict="FAIL", cause="driver", next_step=log)
+            return matter.bad(one.detail, "driver", log)
         case "wrong":
             step = "do not compute on it: have the GPU replaced"
-            return Finding(**what, verdict="FAIL", cause="memory", next_step=step)
+            return matter.bad(one.detail, "memory", step)
     return None
-
-
-def measured(
-    node: Node,
-    name: str,
-    at_once: int,
-    seconds: float,
-    longest_seconds: float = math.inf,
-    more: Callable[[Node, Sequence[Result]], Iterable[Finding]] | None = None,
-) -> Iterator[Finding | CanaryReading]:
-    """Run a canary on all GPUs, so many at once; yield its readings, and findings about them.
-
-    Of those that are slow the first, in a deep examination each, is tried again, alone, if that
-    fits into the `seconds` that there are. A run that takes `longest_seconds` has failed, so that
-    the others are told of in time. `more` are findings about the same results.
-    """
-    left = TimeLeft(seconds)
-    with node.session() as session:
-        start = time.monotonic()
-        longest = min(longest_seconds, left.of_a_run)
-        results = list(session.run(name, at_once=at_once, longest_seconds=longest))
-        yield from usable(results)
-        of_a_run = (time.monotonic() - start) / math.ceil(max(1, len(node.gpus)) / at_once)
-        findings = list(appraised(node, results))
-        slow = {one.entity for one in findings if one.verdict in ("WARN", "FAIL") and one.value}
-        numbers = [one.gpu for one in results if one.gpu is not None and entity(one.gpu) in slow]
-        for number in sorted(set(numbers))[: None if node.deep else 1]:
-            if AGAIN * of_a_run > (longest := min(longest_seconds, left.of_a_run)):
-                break
-            others = [one for one in results if one.gpu != number]
-            again = list(session.run(name, only=[number], longest_seconds=longest))
-            second = {
-                one.measure: one
-                for one in appraised(node, [*others, *again])
-                if one.entity == entity(number)
-            }
-            findings = [
-                _both(one, second[one.measure])
-                if one.entity == entity(number) and one.measure in second
-                else one
-                for one in findings
-            ]
-    yield from findings
-    yield from more(node, results) if more else ()
-
-
-def _both(first: Finding, second: Finding) -> Finding:
-    """Return what two runs of a canary say of a GPU, the second of them alone."""
-    if first.verdict == "PASS" or second.verdict not in ("PASS", "WARN", "FAIL"):
-        return first
-    if second.verdict == "PASS":
-        value = written(first.name, second.value) if isinstance(second.value, float) else "enough"
-        return replace(
-            first, verdict="WARN", reason=f"{first.reason}; tried again, alone, it gives {value}"
-        )
-    return replace(second, reason=f"{second.reason}; the same when tried again, alone")
-
-
-def usable(results: Iterable[Result]) -> Iterator[CanaryReading]:
-    """Yield the readings that may become a baseline."""
-    for one in results:
-        if one.reading is not None and one.result == "ok" and one.canary in CANARIES:
-            yield one.reading
 
 
 def appraised(node: Node, results: Iterable[Result], usual: float = 1.0) -> Iterator[Finding]:
@@ -184,39 +104,34 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> 
         for other in group
         if other is not one and other.reading and other.reading.model == reading.model
     ]
-    what: dict[str, Any] = {
-        "name": one.canary,
-        "entity": entity(one.gpu),
-        "measure": shape_name(reading),
-        "value": reading.value,
-        "unit": UNITS[one.canary],
-        "noise": reading.spread,
-    }
+    matter = Matter(
+        name=one.canary,
+        entity=entity(one.gpu),
+        measure=shape_name(reading),
+        unit=UNITS[one.canary],
+        noise=reading.spread,
+    ).seen(reading.value)
     found = opinions(node, reading, [other.reading for other in others if other.reading], usual)
     if not found:
-        model = reading.model or "this model"
-        return Finding(
-            **what,
-            verdict="UNKNOWN",
-            reason=f"nothing to compare with: no figure of {model}, no baseline, fewer than"
-            f" {SIBLINGS} cards",
-            cause="",
-            next_step="judge the value by the data sheet, or keep it: gpuwatch verify --save",
+        return matter.unknown(
+            f"nothing to compare with: no figure of {reading.model or 'this model'}, no baseline,"
+            f" fewer than {SIBLINGS} cards",
+            "",
+            "judge the value by the data sheet, or keep it: gpuwatch verify --save",
         )
-    order: Sequence[Verdict] = ("FAIL", "WARN", "PASS")
-    worst = min(found, key=lambda opinion: order.index(opinion.verdict))
-    what |= {"expectation": worst.expectation, "source": worst.source}
+    worst = min(found, key=lambda opinion: VERDICTS.index(opinion.verdict))
+    matter = matter.seen(reading.value, worst.expectation, worst.source)
     if worst.verdict == "PASS":
-        return Finding(**what, verdict="PASS")
-    verdict = worst.verdict
+        return matter.good()
     why = why_slow(node, one, others)
-    loss = 1 - reading.value / worst.expectation
-    reason = f"{loss:.1%} less than expected"
-    if (reading.spread or 0.0) > NOISY and loss < (reading.spread or 0.0):
-        verdict = "WARN"
-        why = Why("host", f"it varies by {reading.spread:.1%} within a second", why.next_step)
-    reason = f"{reason}: {why.text}" if why.text else reason
-    return Finding(**what, verdict=verdict, reason=reason, cause=why.cause, next_step=why.next_step)
+    fatal = worst.verdict == "FAIL"
+    loss, noise = 1 - reading.value / worst.expectation, reading.spread or 0.0
+    if noise > NOISY and loss < noise:
+        fatal = False
+        why = Why("host", f"it varies by {noise:.1%} within a second", why.next_step)
+    fault = f"{loss:.1%} less than expected"
+    fault = f"{fault}: {why.text}" if why.text else fault
+    return matter.judged(fault, why.cause, why.next_step, fatal=fatal)
 
 
 def opinions(
@@ -288,17 +203,12 @@ def _spread(group: Sequence[Result]) -> Iterator[Finding]:
     if spread > SPREAD_RATIO:
         reading = group[0].reading
         assert reading is not None
-        yield Finding(
-            name=group[0].canary,
-            entity="host",
-            verdict="WARN",
-            measure=f"{shape_name(reading)} spread".strip(),
-            value=spread,
-            unit="ratio",
-            expectation=SPREAD_RATIO,
-            source="spread of a healthy node",
-            reason=f"the GPUs differ by {spread:.1%}: {entity(low)} gives"
-            f" {written(group[0].canary, known[low])}, {entity(high)}"
-            f" {written(group[0].canary, known[high])}",
-            next_step="compare temperatures and clocks of the two under load: gpuwatch top",
+        canary = group[0].canary
+        measure = f"{shape_name(reading)} spread".strip()
+        matter = Matter(canary, "host", measure, "ratio")
+        yield matter.seen(spread, SPREAD_RATIO, "spread of a healthy node").odd(
+            f"the GPUs differ by {spread:.1%}: {entity(low)} gives {written(canary, known[low])},"
+            f" {entity(high)} {written(canary, known[high])}",
+            "",
+            "compare temperatures and clocks of the two under load: gpuwatch top",
         )

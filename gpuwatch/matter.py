@@ -16,6 +16,7 @@ class Matter:
     value: float | str | None = None
     expectation: float | str | None = None
     source: str = ""
+    noise: float | None = None
     thumb: bool = False
 
     def by_thumb(self) -> "Matter":
@@ -49,9 +50,9 @@ class Matter:
             return self.good()
         return self.bad(fault, cause, next_step) if fatal else self.odd(fault, cause, next_step)
 
-    def skipped(self, reason: str, next_step: str) -> Finding:
+    def skipped(self, reason: str, next_step: str, cause: Cause = "") -> Finding:
         """Find that there is nothing to judge, or nothing to judge by."""
-        return self._found("SKIP", reason, "", next_step)
+        return self._found("SKIP", reason, cause, next_step)
 
     def unknown(self, reason: str, cause: Cause, next_step: str) -> Finding:
         """Find that nobody can tell."""
@@ -84,6 +85,7 @@ class Matter:
             value=self.value,
             expectation=self.expectation,
             source=self.source,
+            noise=self.noise,
             reason=reason,
             cause=cause,
             next_step=next_step,

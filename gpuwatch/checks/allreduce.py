@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from gpuwatch.appraisal import TimeLeft, appraised, usable, without_value
+from gpuwatch.appraisal import appraised, without_value
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.load_check import TimeLeft, usable
 from gpuwatch.matter import Matter
 from gpuwatch.session import Result
 from gpuwatch.slowness import Why, why_slow

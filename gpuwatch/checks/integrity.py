@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import TimeLeft, usable, without_value
+from gpuwatch.appraisal import without_value
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.load_check import TimeLeft, usable
 from gpuwatch.matter import Matter
 from gpuwatch.verify import Finding, Node, entity
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuwatch.appraisal import measured
 from gpuwatch.canary_reading import CanaryReading
+from gpuwatch.load_check import measured
 from gpuwatch.verify import Finding, Node
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from gpuwatch.appraisal import measured
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.checks import pcie_link
+from gpuwatch.load_check import measured
 from gpuwatch.session import Result
 from gpuwatch.verify import Finding, Node, entity
 

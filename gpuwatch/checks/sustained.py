@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
-from gpuwatch.appraisal import TimeLeft, appraised, without_value
+from gpuwatch.appraisal import appraised, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.clock import SECOND_NS
+from gpuwatch.load_check import TimeLeft
 from gpuwatch.lookup import look_up
 from gpuwatch.matter import Matter
 from gpuwatch.session import Result

@@ -123,7 +123,7 @@ class Verify:
             signal.signal(signal.SIGTERM, former)
         if before is not None:
             report.compared = compare(report.to_json(), before, valid(arguments.compare))
-        _told(report, arguments)
+        _tell(report, arguments)
         if arguments.save:
             save(report, arguments, config)
         return report.code
@@ -213,7 +213,7 @@ def _examined(arguments: Namespace, config: dict[str, Any]) -> Report:
     )
 
 
-def _told(report: Report, arguments: Namespace) -> None:
+def _tell(report: Report, arguments: Namespace) -> None:
     """Write the files, and print the table or the JSON: whatever fails, the others are tried."""
     written = json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n"
     faults = [_write(arguments.json, written)] if arguments.json not in (None, "-") else []

@@ -14,6 +14,7 @@ from gpuwatch import baseline, baseline_table, busy, canary_host, database
 from gpuwatch.canary_text import Standing
 from gpuwatch.commands.canary import kept, state_here
 from gpuwatch.errors import ConfigError
+from gpuwatch.matter import Matter
 from gpuwatch.paths import DATABASE
 from gpuwatch.topology import pci_gpus
 from gpuwatch.verify import Finding, Node, entity
@@ -94,40 +95,24 @@ def notes(node: Node) -> list[Finding]:
 
 
 def _skip(entity: str, why: str, step: str = WAIT) -> Finding:
-    return Finding(
-        name="idle", entity=entity, verdict="SKIP", reason=why, cause="busy", next_step=step
-    )
+    return Matter("idle", entity).skipped(why, step, "busy")
 
 
 def _absent(answers: Answers, sysfs: Path) -> list[Finding]:
     """Return why there is no GPU, nothing if there is one: FAIL if the bus shows one."""
     if answers.gpus:
         return []
-    on_bus = pci_gpus(sysfs)
+    matter, on_bus = Matter("driver", "host"), pci_gpus(sysfs)
     if on_bus:
-        return [
-            Finding(
-                name="driver",
-                entity="host",
-                verdict="FAIL",
-                value=0,
-                expectation=len(on_bus),
-                source="the PCI bus",
-                reason=f"the bus has {len(on_bus)} NVIDIA GPUs ({', '.join(on_bus)}), the driver"
-                f" answers of none: {answers.fault or 'it finds no device'}",
-                cause="driver",
-                next_step="install or load the NVIDIA driver, and look at the kernel log",
-            )
-        ]
-    return [
-        Finding(
-            name="driver",
-            entity="host",
-            verdict="UNKNOWN",
-            reason=f"no NVIDIA GPU on this host{f': {answers.fault}' if answers.fault else ''}",
-            next_step="run it on the node that is to be accepted; in a container, give it the GPUs",
+        fault = (
+            f"the bus has {len(on_bus)} NVIDIA GPUs ({', '.join(on_bus)}), the driver answers of"
+            f" none: {answers.fault or 'it finds no device'}"
         )
-    ]
+        step = "install or load the NVIDIA driver, and look at the kernel log"
+        return [matter.seen(0, len(on_bus), "the PCI bus").bad(fault, "driver", step)]
+    fault = f"no NVIDIA GPU on this host{f': {answers.fault}' if answers.fault else ''}"
+    step = "run it on the node that is to be accepted; in a container, give it the GPUs"
+    return [matter.unknown(fault, "", step)]
 
 
 def _busy(answers: Answers, host: busy.Host, procfs: Path) -> dict[int, str]:
