@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from fake_nvml import Script, build, environment, users
 from running import Running, only
 
@@ -62,6 +63,11 @@ class Node:
         self.script.step(self.script.now_ms(), fn, ret, **step)
         self.script.write(self.directory / "script")
 
+    def idle(self) -> None:
+        """Have nobody use a GPU."""
+        self.now("nvmlDeviceGetMemoryInfo_v2", val=[80 << 30, 1 << 28, 79 << 30, 4 << 20])
+        self.now("nvmlDeviceGetUtilizationRates", val=[0, 0])
+
     def heal(self) -> None:
         """Have everything answer as on a healthy node."""
         self.script.steps.clear()
@@ -83,6 +89,29 @@ class Node:
             environment=environment(self.directory / "script", self.library, **extra),
             ready=ready,
         )
+
+
+class IdleHost:
+    """A host whose GPUs nobody uses, for a command that is called in this process or in another."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, gpus: int = 3) -> None:
+        self.directory = directory
+        self.node = Node(directory, gpus)
+        self.node.idle()
+        self.procfs = directory / "proc"
+        (self.procfs / "self/ns").mkdir(parents=True)
+        (self.procfs / "self/ns/pid").symlink_to("pid:[4026531836]")
+        self.environment = environment(directory / "script", self.node.library)
+        for name in ("LD_LIBRARY_PATH", "FAKE_NVML_SCRIPT"):
+            monkeypatch.setenv(name, self.environment[name])
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+    @property
+    def places(self) -> list[str]:
+        """The flags by which a command finds this host."""
+        paths = {"sysfs": self.node.sysfs, "procfs": self.procfs}
+        paths |= {name: self.directory / name for name in ("runtime", "state")}
+        return [f"--path.{name}={path}" for name, path in paths.items()]
 
 
 def address_of(device: Mapping[str, Any]) -> str:

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_nvml import environment
-from node import Node
+from node import IdleHost
 from pretend import PREAMBLE
 from running import descendants, wait_for
 
@@ -37,21 +36,11 @@ time.sleep(100)
 """
 
 
-class Host:
+class Host(IdleHost):
     """Some idle GPUs, and what is called on them."""
 
     def __init__(self, directory, monkeypatch, gpus):
-        self.directory = directory
-        self.node = Node(directory, gpus)
-        self.procfs = directory / "proc"
-        (self.procfs / "self/ns").mkdir(parents=True)
-        (self.procfs / "self/ns/pid").symlink_to("pid:[4026531836]")
-        self.node.now("nvmlDeviceGetMemoryInfo_v2", val=[80 << 30, 1 << 28, 79 << 30, 4 << 20])
-        self.node.now("nvmlDeviceGetUtilizationRates", val=[0, 0])
-        self.environment = environment(directory / "script", self.node.library)
-        for name in ("LD_LIBRARY_PATH", "FAKE_NVML_SCRIPT"):
-            monkeypatch.setenv(name, self.environment[name])
-        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        super().__init__(directory, monkeypatch, gpus)
         self.interpreter(f"MORE = {{}}\n{MEASURES}")
 
     def interpreter(self, program):
@@ -62,10 +51,7 @@ class Host:
         self.python.chmod(0o755)
 
     def words(self, *words):
-        paths = {"sysfs": self.node.sysfs, "procfs": self.procfs}
-        paths |= {name: self.directory / name for name in ("runtime", "state")}
-        places = [f"--path.{name}={path}" for name, path in paths.items()]
-        return ["canary", "run", *words, *places, f"--canary.python={self.python}"]
+        return ["canary", "run", *words, *self.places, f"--canary.python={self.python}"]
 
     def command(self, *words):
         """Start the command in a process of its own."""

@@ -70,8 +70,7 @@ class Host:
     def __init__(self, directory: Path, gpus: int = 1) -> None:
         self.directory = directory
         self.node = Node(directory, gpus)
-        self.node.now("nvmlDeviceGetMemoryInfo_v2", val=[80 << 30, 1 << 28, 79 << 30, 4 << 20])
-        self.node.now("nvmlDeviceGetUtilizationRates", val=[0, 0])
+        self.node.idle()
         self.procfs = directory / "proc"
         self.environment = environment(directory / "script", self.node.library)
         (self.procfs / "self/ns").mkdir(parents=True)

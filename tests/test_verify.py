@@ -13,8 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from browser import CHROMIUM, Browser
-from fake_nvml import environment
-from node import Node
+from node import IdleHost
 from running import descendants, wait_for
 from verify_checks import Scripted
 
@@ -24,8 +23,7 @@ from gpuwatch.cli import main
 from gpuwatch.commands import verify
 from gpuwatch.errors import ConfigError
 from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
-from gpuwatch.verify import Finding
-from gpuwatch.verify import Node as Facts
+from gpuwatch.verify import Finding, Node
 from gpuwatch.verify_compare import compare
 from gpuwatch.verify_facts import collect
 from gpuwatch.verify_report import SCHEMA_FILE, Report, overall, undecided
@@ -68,26 +66,11 @@ READING = {
 }
 
 
-class Verified:
+class Verified(IdleHost):
     """An idle node of scripted GPUs, and the command on it."""
 
-    def __init__(self, directory, monkeypatch, gpus=3):
-        self.directory = directory
-        self.node = Node(directory, gpus)
-        self.procfs = directory / "proc"
-        (self.procfs / "self/ns").mkdir(parents=True)
-        (self.procfs / "self/ns/pid").symlink_to("pid:[4026531836]")
-        self.node.now("nvmlDeviceGetMemoryInfo_v2", val=[80 << 30, 1 << 28, 79 << 30, 4 << 20])
-        self.node.now("nvmlDeviceGetUtilizationRates", val=[0, 0])
-        self.environment = environment(directory / "script", self.node.library)
-        for name in ("LD_LIBRARY_PATH", "FAKE_NVML_SCRIPT"):
-            monkeypatch.setenv(name, self.environment[name])
-        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-
     def words(self, *words):
-        paths = {"sysfs": self.node.sysfs, "procfs": self.procfs}
-        paths |= {name: self.directory / name for name in ("runtime", "state")}
-        return ["verify", *words, *(f"--path.{name}={path}" for name, path in paths.items())]
+        return ["verify", *words, *self.places]
 
     def start(self, listed, *words):
         """Start the command with these checks, in a process of its own."""
@@ -201,7 +184,7 @@ def test_checks_that_end_badly_harm_nobody(host):
 
 def test_no_check_has_more_time_than_is_left(host):
     """The bound of the mode holds for all of them together."""
-    facts = Facts(gpus=[{"gpu": 0}])
+    facts = Node(gpus=[{"gpu": 0}])
     examination = Examination(facts, [Scripted("late")], seconds=0)
     assert [check.name for check in examination.run()] == ["late"]
     assert [one.reason for one in examination.findings] == ["no time was left for it"]
@@ -375,7 +358,7 @@ def test_values_as_people_write_them(given, unit, shown):
 
 def reported(findings, gpus=2, time=1.7e9):
     facts = [{"gpu": number, "pci_bus_id": "", "uuid": UUIDS[number]} for number in range(gpus)]
-    node = Facts(gpus=facts, driver={"version": "580.95.05"})
+    node = Node(gpus=facts, driver={"version": "580.95.05"})
     return Report(verdict="PASS", findings=findings, time=time, seconds=1.0, node=node)
 
 

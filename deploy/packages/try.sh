@@ -37,6 +37,7 @@ $inside setpriv --reuid=gpuwatch --regid=gpuwatch --init-groups \
   gpuwatch run --source simulated --config /etc/gpuwatch/config.toml \
   --path.runtime /run/gpuwatch --path.state /var/lib/gpuwatch --web.listen-address 127.0.0.1:0 \
   >"$root/tmp/log" 2>&1 &
+port=
 for _ in $(seq 60); do
   if ! kill -0 $! 2>/dev/null; then break; fi
   port=$(sed -n 's/.*ready: serving.*127.0.0.1:\([0-9]*\).*/\1/p' "$root/tmp/log" | head -n 1)
