@@ -227,7 +227,7 @@ class Looks:
         return [one for _, one in looks[first:last]]
 
     def close(self) -> None:
-        """Let the child end, once its call returns; one that hangs in a call is left behind."""
+        """Let the child end by itself, or tell it to; one whose call never returns is left."""
         self._output.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(CLOSE_SECONDS)

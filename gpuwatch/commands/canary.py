@@ -41,6 +41,7 @@ from gpuwatch.startup import validate
 TIMEOUT_SECONDS = 5.0
 ASK_SECONDS = 0.5  # how often it is looked whether canaries are to run no more
 BUDGET_SECONDS = 15.0
+LEAST_SECONDS = 10.0  # for a driver to answer
 USED_UP = "the budget is used up"
 SEVERE_LOSS = 0.05  # of the rules canary_regression_..._severe
 # What tells most about a node in little time comes first.
@@ -182,7 +183,7 @@ def _results(
         if why:
             yield from (Result(canary=name, detail=why.text, reason=why.kind) for name in names)
             return
-        open_seconds = min(OPEN_SECONDS, max(0.0, end - time.monotonic()))
+        open_seconds = min(OPEN_SECONDS, max(LEAST_SECONDS, end - time.monotonic()))
         with closing(Looks(sysfs, numbers, _gpus(arguments), open_seconds)) as looks:
             session = Session(
                 python,
