@@ -19,7 +19,9 @@ MIB = 1024 * 1024
 # The hardware's buffer holds so much of what an H200 writes, in memory that is this process's own.
 BUFFER_NS = SECOND_NS
 BUFFER_LEAST = 2 * MIB
-IMAGE_SAMPLES = 128  # that are decoded at a time: a sample takes 5 to 22 KB
+# The image into which samples are decoded has room for all that the buffer may hold: what did not
+# fit was lost (H200: of 500 samples that had come, an image for 64 took 64, and the rest was gone).
+IMAGE_ROOM = 1.25
 
 
 class Sample(NamedTuple):
@@ -31,7 +33,7 @@ class Sample(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """The samples that have come, and whether the hardware had no more room for others.
+    """The samples that have come, and whether there was no room for others, which are lost.
 
     `left_out` are those that spanned more than an interval, besides the first after the start.
     """
@@ -110,6 +112,12 @@ class Device:
             self.let_go(host)
 
 
+def buffer_bytes(sample_bytes: int, interval_ns: int) -> int:
+    """Return how large the hardware's buffer of a GPU is to be."""
+    held = -(-sample_bytes * BUFFER_NS // interval_ns // MIB) * MIB
+    return max(BUFFER_LEAST, held)
+
+
 class Session:
     """Sampling that runs: begun by making one, ended by `close`. Raises CuptiError."""
 
@@ -126,19 +134,19 @@ class Session:
         self._left_out = 0
         self._names = texts(names)
         self._values = (ctypes.c_double * len(names))()
-        # Of one drain: all that the buffer may hold and what comes meanwhile, and no more.
-        self._decodes_at_most = 4 + 2 * BUFFER_NS // (interval_ns * IMAGE_SAMPLES)
+        self._buffer_bytes = buffer_bytes(sample_bytes, interval_ns)
+        self._samples = int(IMAGE_ROOM * self._buffer_bytes / sample_bytes)
         self._object = None
         self._host = device.host()
         try:
-            self._configure(sample_bytes)
+            self._configure()
             self._make_calls(len(names))
             device.cupti.call("cuptiPmSamplingStart", pPmSamplingObject=self._object)
         except CuptiError:
             self.close()
             raise
 
-    def _configure(self, sample_bytes: int) -> None:
+    def _configure(self) -> None:
         cupti, device = self._device.cupti, self._device
         self._config = device.configuration(self._host, self._names)
         enabled = cupti.call("cuptiPmSamplingEnable", deviceIndex=device.index)
@@ -148,9 +156,7 @@ class Session:
             pPmSamplingObject=self._object,
             configSize=len(self._config),
             pConfig=ctypes.addressof(self._config),
-            hardwareBufferSize=max(
-                BUFFER_LEAST, -(-sample_bytes * BUFFER_NS // self.interval_ns // MIB) * MIB
-            ),
+            hardwareBufferSize=self._buffer_bytes,
             samplingInterval=self.interval_ns,
             triggerMode=api.TIME_INTERVAL,
             hwBufferAppendMode=api.KEEP_OLDEST,
@@ -164,7 +170,7 @@ class Session:
             **this,
             pMetricNames=ctypes.addressof(self._names),
             numMetrics=metrics,
-            maxSamples=IMAGE_SAMPLES,
+            maxSamples=self._samples,
         ).counterDataSize
         self._image = cupti.scratch(size)  # empty again after each drain
         where = ctypes.addressof(self._image)
@@ -194,21 +200,17 @@ class Session:
         Raises CuptiError.
         """
         samples: list[Sample] = []
-        for _ in range(self._decodes_at_most):
-            self._clear.make()
-            try:
-                decoded = self._decode.make()
-            except CuptiError as error:
-                if error.result == api.OUT_OF_MEMORY:
-                    return Drained(samples, overflow=True)
-                raise
-            self._take(samples)
-            if decoded.overflow:
+        self._clear.make()
+        try:
+            decoded = self._decode.make()
+        except CuptiError as error:
+            if error.result == api.OUT_OF_MEMORY:
                 return Drained(samples, overflow=True)
-            if decoded.decodeStopReason != api.IMAGE_FULL:
-                break
+            raise
+        self._take(samples)
         left_out, self._left_out = self._left_out, 0
-        return Drained(samples, False, left_out)
+        full = decoded.decodeStopReason == api.IMAGE_FULL
+        return Drained(samples, bool(decoded.overflow) or full, left_out)
 
     def _take(self, samples: list[Sample]) -> None:
         """Add the complete samples of the image."""

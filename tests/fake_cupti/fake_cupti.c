@@ -351,6 +351,7 @@ EXPORT int cuptiPmSamplingDecodeData(Decode *p) {
     while (session->next + session->interval <= now) {
         if (p->image->count == p->image->most) {
             p->reason = 1;
+            session->next = now; /* what does not fit is lost */
             break;
         }
         uint64_t end = session->next + session->interval;
