@@ -15,7 +15,7 @@ from gpuwatch.canary_reading import CanaryReading
 
 FILE = Path(__file__).with_name("data") / "expected.toml"
 SCHEMA = 1
-FIGURES = ("bf16", "fp16", "tf32", "fp32", "fp8", "memory", "pcie")
+FIGURE_NAMES = ("bf16", "fp16", "tf32", "fp32", "fp8", "memory", "pcie")
 MORE_POWER = 1.05  # of a model's limit: it is another model
 LESS_POWER = 0.95  # it cannot reach its matmul
 # Smaller ones measure the start of a kernel, a copy or a collective.
@@ -83,7 +83,7 @@ def models() -> tuple[Model, ...]:
             names=tuple(card["names"]),
             power_watts=float(card["power_watts"]),
             board=_board(card["board"]),
-            figures={name: Figure(**card[name]) for name in FIGURES if name in card},
+            figures={name: Figure(**card[name]) for name in FIGURE_NAMES if name in card},
             allreduce={
                 (row["gpus"], row["algorithm"]): Figure(
                     row["peak"], row["part"], row["confidence"], row["source"]

@@ -8,7 +8,7 @@ import pytest
 
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.expected import (
-    FIGURES,
+    FIGURE_NAMES,
     FILE,
     by_device,
     expected,
@@ -154,7 +154,7 @@ def test_models_and_names_are_unique():
 def test_the_file_has_nothing_that_nobody_reads():
     """A key with a typo would be a figure that is never used."""
     data = tomllib.loads(FILE.read_text())
-    known = {"model", "names", "power_watts", "board", "allreduce", *FIGURES}
+    known = {"model", "names", "power_watts", "board", "allreduce", *FIGURE_NAMES}
     for card in data["gpu"]:
         assert card.keys() <= known, card["model"]
         parts = {"memory_bytes", "devices", "nvlink", "pcie", "source"}
