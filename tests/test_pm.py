@@ -23,6 +23,7 @@ from gpuwatch.cupti_library import Library, choose, toolkits, wheels
 from gpuwatch.errors import SourceUnsupported
 from gpuwatch.pm_metrics import METRICS
 from gpuwatch.pm_metrics import choose as fit
+from gpuwatch.pm_session import buffer_bytes
 from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingReader
 from gpuwatch.signals import UNKNOWN_INTEGER
@@ -424,6 +425,18 @@ def test_the_full_set_has_tensor_cores(alone: Any) -> None:
     cells = dict(zip([column.name for column in group.columns], rows[0][1], strict=True))
     assert cells["gpu_tensor_busy_ratio"] == cells["gpu_sm_busy_ratio"] == 0.5
     assert cells["gpu_l2_bytes_total"] == pytest.approx(32 * 1e11 * 0.001, rel=0.01)
+
+
+@pytest.mark.parametrize("interval", ["100us", "1ms", "100ms"])
+def test_all_that_the_buffer_holds_fits_into_the_image(alone: Any, interval: str) -> None:
+    """What does not fit is lost."""
+    _, opened = alone
+    source, _ = opened(set="full", interval=interval)
+    (watched,) = source._watched
+    bytes_each = sum(metric.bytes for metric in watched._choice.metrics)
+    held = buffer_bytes(bytes_each, source.interval_ns) // bytes_each
+    assert held >= 10**9 // source.interval_ns
+    assert watched._session._samples >= held
 
 
 def test_structs_are_as_the_headers_say() -> None:
