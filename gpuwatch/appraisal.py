@@ -76,10 +76,10 @@ def without_value(one: Result, name: str = "") -> Finding | None:
     return None
 
 
-def appraised(node: Node, results: Iterable[Result], usual: float = 1.0) -> Iterator[Finding]:
+def appraised(node: Node, results: Iterable[Result], usual_ratio: float = 1.0) -> Iterator[Finding]:
     """Yield a finding for each GPU and shape, and one of the host where cards differ widely.
 
-    `usual` is which part of what is expected of the canary a healthy card gives here.
+    `usual_ratio` is the part of what is expected of the canary that a healthy card gives here.
     """
     groups: dict[tuple[str, int], list[Result]] = {}
     for one in results:
@@ -89,13 +89,13 @@ def appraised(node: Node, results: Iterable[Result], usual: float = 1.0) -> Iter
             key = (shape_name(one.reading), one.reading.size)
             groups.setdefault(key, []).append(one)
     for group in groups.values():
-        found = [_finding(node, one, group, usual) for one in group]
+        found = [_finding(node, one, group, usual_ratio) for one in group]
         yield from found
         if all(finding.verdict == "PASS" for finding in found):
             yield from _spread(group)
 
 
-def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> Finding:
+def _finding(node: Node, one: Result, group: Sequence[Result], usual_ratio: float) -> Finding:
     reading = one.reading
     assert reading is not None
     assert reading.value is not None
@@ -111,7 +111,9 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> 
         unit=UNITS[one.canary],
         noise=reading.spread,
     ).seen(reading.value)
-    found = opinions(node, reading, [other.reading for other in others if other.reading], usual)
+    found = opinions(
+        node, reading, [other.reading for other in others if other.reading], usual_ratio
+    )
     if not found:
         return matter.unknown(
             f"nothing to compare with: no figure of {reading.model or 'this model'}, no baseline,"
@@ -129,13 +131,11 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual: float) -> 
     if noise > NOISY and loss < noise:
         fatal = False
         why = Why("host", f"it varies by {noise:.1%} within a second", why.next_step)
-    fault = f"{loss:.1%} less than expected"
-    fault = f"{fault}: {why.text}" if why.text else fault
-    return matter.judged(fault, why.cause, why.next_step, fatal=fatal)
+    return matter.judged(why.reason(loss), why.cause, why.next_step, fatal=fatal)
 
 
 def opinions(
-    node: Node, reading: CanaryReading, others: Sequence[CanaryReading], usual: float = 1.0
+    node: Node, reading: CanaryReading, others: Sequence[CanaryReading], usual_ratio: float = 1.0
 ) -> list[Opinion]:
     """Return what model, siblings and baseline say of a reading, those that say something.
 
@@ -144,7 +144,7 @@ def opinions(
     assert reading.value is not None
     said = []
     if model := figure(reading):
-        said.append(by_model(reading.value, model, usual))
+        said.append(by_model(reading.value, model, usual_ratio))
     alike = [other.value for other in others if other.value]
     if sibling := by_siblings(reading.value, alike):
         said.append(sibling)
@@ -158,13 +158,13 @@ def opinions(
     return said
 
 
-def by_model(value: float, model: Figure, usual: float = 1.0) -> Opinion:
-    """Say what the table of models does; `usual` as for `appraised`."""
-    wanted = model.value * usual
+def by_model(value: float, model: Figure, usual_ratio: float = 1.0) -> Opinion:
+    """Say what the table of models does; `usual_ratio` as for `appraised`."""
+    wanted = model.value * usual_ratio
     warn, fail = WARN_RATIO * wanted, FAIL_RATIO * wanted
     if model.confidence != "measured":
-        warn = min(warn, WARN_PEAK * model.peak * usual)
-        fail = min(fail, FAIL_PEAK * model.peak * usual)
+        warn = min(warn, WARN_PEAK * model.peak * usual_ratio)
+        fail = min(fail, FAIL_PEAK * model.peak * usual_ratio)
     verdict: Verdict = "FAIL" if value < fail else "WARN" if value < warn else "PASS"
     kind = "measured on such cards" if model.confidence == "measured" else "data sheet"
     return Opinion(verdict, wanted, kind)

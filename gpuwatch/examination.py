@@ -23,7 +23,7 @@ from gpuwatch.verify import Check, Finding, Node
 
 QUICK_SECONDS = 180.0
 DEEP_SECONDS = 1200.0
-GRACE_SECONDS = 5.0  # between a word and a kill: a canary puts its child away
+GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL: a check puts away what it started
 GONE_SECONDS = 2.0
 POLL_SECONDS = 0.01
 BLOCK_BYTES = 64 * 1024
@@ -150,7 +150,9 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 def _put_away(pid: int) -> None:
     """End a child with what it started; one that holds a driver call ends when the call does."""
-    for number, seconds in ((0, POLL_SECONDS), (signal.SIGTERM, GRACE_SECONDS), (9, GONE_SECONDS)):
+    if _wait(pid, POLL_SECONDS) is not None:
+        return
+    for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GONE_SECONDS)):
         os.kill(pid, number)
         if _wait(pid, seconds) is not None:
             return

@@ -41,6 +41,11 @@ class Why(NamedTuple):
     text: str
     next_step: str
 
+    def reason(self, loss_ratio: float) -> str:
+        """Return how much less than expected there was, and what shows why."""
+        fault = f"{loss_ratio:.1%} less than expected"
+        return f"{fault}: {self.text}" if self.text else fault
+
 
 def why_slow(node: Node, one: Result, others: Sequence[Result]) -> Why:
     """Return what made a result slow; `others` are those of its siblings."""

@@ -12,10 +12,11 @@ from typing import Literal
 from gpuwatch.appraisal import appraised, without_value
 from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.load_check import TimeLeft, usable
+from gpuwatch.lookup import count, number, tables, text
 from gpuwatch.matter import Matter
 from gpuwatch.session import Result
 from gpuwatch.slowness import Why, why_slow
-from gpuwatch.verify import Finding, Node, Verdict
+from gpuwatch.verify import Finding, Node
 
 MIB = 1 << 20
 MAIN = 256 * MIB  # of which figures are known
@@ -23,7 +24,8 @@ SWEEP = tuple(MIB * size for size in (1, 4, 16, 64, 256, 1024, 4096, 8192))
 NVLINK_FLOOR = 40e9  # bytes per second of the bus: less, and NVLink is off
 PCIE_FLOOR = 8e9
 LINK_PART, PCIE_PART = 0.5, 0.2
-LANE_BYTES = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # PCI-SIG, one way
+LINK_BYTES_PER_SECOND = 25e9  # one way, of a link that does not tell: NVLink 2 to 4
+LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # PCI-SIG, one way
 THUMB_GPUS = 8
 THUMB_PART, THUMB_BYTES = 0.9, 1 << 30
 
@@ -66,49 +68,42 @@ class Allreduce:
         yield from _by_thumb(node, curve)
 
 
-def nvlink_bytes(node: Node) -> float:
+def nvlink_bytes_per_second(node: Node) -> float:
     """Return what the NVLinks of the worst GPU carry one way; 0 unless all pairs are joined."""
-    pairs = [pair.get("peer") or {} for pair in node.pairs]
-    if not pairs or any(peer.get("nvlink") != "ok" for peer in pairs):
+    joined = [text(pair, "peer", "nvlink") == "ok" for pair in node.pairs]
+    if not joined or not all(joined):
         return 0.0
     return min(
-        sum((link.get("bytes_per_second") or 25e9) for link in gpu.get("nvlinks") or ())
+        sum(
+            number(link, "bytes_per_second") or LINK_BYTES_PER_SECOND
+            for link in tables(gpu, "nvlinks") or ()
+        )
         for gpu in node.answering
     )
 
 
-def pcie_bytes(node: Node) -> float:
+def pcie_bytes_per_second(node: Node) -> float:
     """Return what the slowest PCIe link could carry one way; 0 if that is not known."""
     found = []
     for gpu in node.answering:
-        pcie = gpu.get("pcie") or {}
-        lane = LANE_BYTES.get(pcie.get("generation_limit") or 0)
-        found.append((lane or 0.0) * (pcie.get("lanes_limit") or 0))
+        lane = LANE_BYTES_PER_SECOND.get(count(gpu, "pcie", "generation_limit") or 0, 0.0)
+        found.append(lane * (count(gpu, "pcie", "lanes_limit") or 0))
     return min(found, default=0.0)
 
 
 def by_links(node: Node, one: Result, unknown: Finding, value: float) -> Finding:
     """Judge by what the links carry; `unknown` stays where nothing is known of them."""
-    links = nvlink_bytes(node)
-    pcie = pcie_bytes(node)
-    if not links and not pcie:
+    nvlink, pcie = nvlink_bytes_per_second(node), pcie_bytes_per_second(node)
+    if not nvlink and not pcie:
         return unknown
-    floor = LINK_PART * links if links else PCIE_PART * pcie
-    source = "half of what NVLink carries" if links else "a fifth of what PCIe carries"
-    verdict: Verdict = "PASS" if value >= floor else "FAIL" if links else "WARN"
-    finding = replace(
-        unknown, verdict=verdict, expectation=floor, source=source, reason="", next_step=""
-    )
-    if verdict == "PASS":
-        return finding
+    floor = LINK_PART * nvlink if nvlink else PCIE_PART * pcie
+    source = "half of what NVLink carries" if nvlink else "a fifth of what PCIe carries"
+    matter = Matter("allreduce", "host", unknown.measure, unknown.unit, noise=unknown.noise)
+    matter = matter.seen(value, floor, source)
+    if value >= floor:
+        return matter.good()
     why = why_slow(node, one, ())
-    reason = f"{1 - value / floor:.1%} less than expected"
-    return replace(
-        finding,
-        reason=f"{reason}: {why.text}" if why.text else reason,
-        cause=why.cause,
-        next_step=why.next_step,
-    )
+    return matter.judged(why.reason(1 - value / floor), why.cause, why.next_step, fatal=nvlink > 0)
 
 
 def _transport(node: Node, one: Result) -> Iterator[Finding]:
@@ -116,7 +111,7 @@ def _transport(node: Node, one: Result) -> Iterator[Finding]:
     names = [str(name) for name in (one.told or {}).get("transports") or ()]
     if not names:
         return
-    linked = nvlink_bytes(node) > 0
+    linked = nvlink_bytes_per_second(node) > 0
     wrong = linked and any(name != "P2P" for name in names)
     why = why_slow(node, one, ()) if wrong else Why("", "", "")
     matter = Matter("allreduce", "host", "transport").seen(
@@ -129,7 +124,7 @@ def _transport(node: Node, one: Result) -> Iterator[Finding]:
 def _by_thumb(node: Node, curve: Sequence[tuple[float, float]]) -> Iterator[Finding]:
     """Yield what the trade goes by."""
     best = max(value for _, value in curve)
-    linked = nvlink_bytes(node)
+    linked = nvlink_bytes_per_second(node)
     step = "look at nvidia-smi topo -m and nvidia-smi nvlink -s, and at NCCL_ in the environment"
     if len(node.gpus) >= THUMB_GPUS:
         floor = NVLINK_FLOOR if linked else PCIE_FLOOR

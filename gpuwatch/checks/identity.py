@@ -108,10 +108,10 @@ def _accepted(node: Node) -> Iterator[Finding]:
         for address, uuid in node.inventory.items()
         if here.get(address) and here[address] != uuid
     )
-    matter = Matter("identity", "host", "inventory").seen(
-        f"{len(node.inventory) - len(gone) - len(others)} of them", f"{len(node.inventory)} GPUs",
-        "gpuwatch inventory",
-    )  # fmt: skip
+    accepted = len(node.inventory)
+    told = f"{accepted - len(gone) - len(others)} of them"
+    matter = Matter("identity", "host", "inventory")
+    matter = matter.seen(told, f"{accepted} GPUs", "gpuwatch inventory")
     if gone:
         fault = f"no GPU is at {', '.join(gone)}, where one was accepted"
         step = "look for it with lspci, power-cycle the node; or: gpuwatch inventory accept"

@@ -16,6 +16,7 @@ from gpuwatch.verify import Facts, Finding, Node
 RECENT_NS = 86400 * SECOND_NS  # what is older may have been repaired by a reset since
 READ_BYTES = 1 << 14  # a smaller buffer than the record gives EINVAL
 MOST_RECORDS = 100_000
+FATAL = 2  # the rank of what fails a GPU
 SOURCE = "NVIDIA's catalogue of Xids"
 ADVICE = "run as root on the host; in a container give it /dev/kmsg"
 
@@ -69,19 +70,22 @@ def _of_gpu(gpu: Facts, found: list[tuple[int, Found]]) -> Finding:
     own = [(age, one) for age, one in found if one.event == XID and one.entity.id == address]
     codes = Counter(one.head.partition(":")[0] for _, one in own)
     told = ", ".join(f"{times}x {code}" for code, times in codes.most_common())
-    worst: tuple[int, int, Found] | None = None
-    for age, one in own:
-        level = one.head.rpartition(": ")[2]
-        rank = 2 * (level == "critical") - (level == "critical" and age > RECENT_NS)
-        rank = max(rank, int(level == "warning"))
-        if rank and (worst is None or (rank, -age) > worst[:2]):
-            worst = rank, -age, one
     matter = matter.seen(told or "none", "none but those of jobs", SOURCE)
-    if worst is None:
+    worst = max(own, key=lambda pair: (_rank(*pair), -pair[0]), default=None)
+    if worst is None or not _rank(*worst):
         return matter.good("jobs made them" if own else "")
-    rank, age, one = worst
-    fault = f"Xid {one.head}, {_ago(-age)}: {one.text}"
-    return matter.judged(fault, "driver", "do what the catalogue says above", fatal=rank > 1)
+    age, one = worst
+    fault = f"Xid {one.head}, {_ago(age)}: {one.text}"
+    fatal = _rank(*worst) == FATAL
+    return matter.judged(fault, "driver", "do what the catalogue says above", fatal=fatal)
+
+
+def _rank(age_ns: int, found: Found) -> int:
+    """Return how bad an Xid is: not at all if jobs make it, less if a reset may have mended it."""
+    level = found.head.rpartition(": ")[2]
+    if level == "critical" and age_ns <= RECENT_NS:
+        return FATAL
+    return int(level in ("critical", "warning"))
 
 
 def _of_host(found: list[tuple[int, Found]], event: str, measure: str) -> Finding:

@@ -7,7 +7,7 @@ what its temperature, power and clocks were on the way.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
 from gpuwatch.appraisal import appraised, without_value
 from gpuwatch.canary_reading import CanaryReading
@@ -22,7 +22,7 @@ from gpuwatch.verify import Facts, Finding, Node, entity
 QUICK_SECONDS, DEEP_SECONDS = 12.0, 330.0
 END_SECONDS = 60.0  # the first and the last of a long run are compared, thirds of a short one
 ENOUGH = 0.6  # of the time: one that began late, and was ended before it was done, is judged
-USUAL = 0.96  # of what a burst gives: 662 of 683 TFLOPS on two H200 in 20 s
+USUAL_RATIO = 0.96  # of what a burst gives: 662 of 683 TFLOPS on two H200 in 20 s
 DROP_WARN, DROP_FAIL = 0.05, 0.10
 HEAT_FAIL, BRAKE_FAIL = 0.10, 0.05  # of the time
 MARGIN_CELSIUS = 2.0  # to where the GPU slows down
@@ -57,14 +57,14 @@ class Course:
         count = max(1, round(part * len(values)))
         return fmean(values[:count]), fmean(values[-count:])
 
-    def values(self, name: str) -> list[float]:
+    def values(self, name: str) -> list[Any]:
         """Return what was seen in the slices, where it is known."""
         found = (one.seen.get(self.gpu, {}).get(name) for one in self.results)
         return [value for value in found if value is not None]
 
     def shares(self) -> Mapping[str, float]:
         """Return for which share of the time each reason held the clocks down."""
-        names = {name for shares in self.values("reasons") for name in shares}  # type: ignore[attr-defined]
+        names = {name for shares in self.values("reasons") for name in shares}
         return {
             name: sum(
                 one.seen[self.gpu]["reasons"].get(name, 0.0) * length
@@ -141,7 +141,7 @@ class Sustained:
 def judged(node: Node, courses: Sequence[Course]) -> Iterator[Finding]:
     """Yield what is to be said of GPUs that were loaded at once."""
     alone = replace(node, standings=())  # a baseline is of bursts
-    for finding in appraised(alone, [course.as_one() for course in courses], USUAL):
+    for finding in appraised(alone, [course.as_one() for course in courses], USUAL_RATIO):
         yield replace(finding, name="sustained")
     facts = {gpu["gpu"]: gpu for gpu in node.gpus}
     hottest = {

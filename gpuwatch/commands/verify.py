@@ -61,7 +61,10 @@ class Verify:
             "--save", action="store_true", help="keep the canaries' readings as the baseline"
         )
         parser.add_argument(
-            "--compare", type=Path, metavar="FILE", help="with an earlier --json: what changed"
+            "--compare",
+            type=Path,
+            metavar="FILE",
+            help="compare with an earlier report, made by --json",
         )
         parser.add_argument(
             "--gpu",
