@@ -16,6 +16,8 @@ from node import QUIET, Manager, Node, quiet
 from running import Running, descendants, wait_for
 from test_failures import gone, killed_later, restarts, state_of  # noqa: F401 - a fixture
 
+from gpuwatch import control
+from gpuwatch.cli import main
 from gpuwatch.clock import SECOND_NS, read_clocks
 from gpuwatch.control import request
 from gpuwatch.errors import ControlError
@@ -297,3 +299,25 @@ def test_leases_of_another_boot_or_in_the_past_are_over() -> None:
     assert leases.duties == set(HOLDERS["gpus"])
     assert Leases(store, "this").released["gpus"]
     assert not Leases(store, "next boot").released["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("words", "holder", "said"),
+    [
+        (("release", "gpus"), {"pid": 7, "call": "power"}, "process 7 still holds them, in a dr"),
+        (("release", "gpus"), {"pid": 7, "call": "a canary"}, "process 7 still runs: end verify"),
+        (("pause", "canaries"), {"pid": 0, "call": "a canary"}, "a session still runs: end verify"),
+    ],
+)
+def test_who_does_not_let_go_is_named(
+    words: tuple[str, str],
+    holder: dict[str, object],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A driver call that hangs, a canary, or a session between two of them: each by its own words."""
+    answer = {"fault": "", "holding": [holder]}
+    monkeypatch.setattr(control, "request", lambda *_: answer)
+    assert main([*words, "--path.runtime=/nowhere"]) == 1
+    assert capsys.readouterr().out.startswith(f"{words[1]}: {said}")

@@ -2,8 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from gpuwatch.commands.release import add_lease, let_go, until
-from gpuwatch.errors import PASS, WARN
+from gpuwatch.commands.release import add_lease, let_go
 
 
 class Pause:
@@ -22,11 +21,4 @@ class Pause:
 
     def run(self, arguments: Namespace) -> int:
         """Print that none runs, or which still does."""
-        holding = let_go(arguments)
-        for holder in holding:
-            who = f"process {holder['pid']}" if holder["pid"] else "a session"
-            print(f"canaries: {who} still runs: end verify or --force, else look for an Xid")
-        if holding:
-            return WARN
-        print(f"canaries: paused {until(arguments)}")
-        return PASS
+        return let_go(arguments, "paused")

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from gpuwatch import control, duration
@@ -10,6 +11,7 @@ from gpuwatch.paths import control_socket
 
 LEASE_SECONDS = 3600.0
 TIMEOUT_SECONDS = 30.0  # the daemon answers within 15 s
+CANARY = "a canary"  # what the daemon tells as the call of one
 
 
 class Release:
@@ -28,16 +30,7 @@ class Release:
 
     def run(self, arguments: Namespace) -> int:
         """Print that it is free, or who still holds it."""
-        holding = let_go(arguments)
-        for holder in holding:
-            print(
-                f"{arguments.what}: process {holder['pid']} still holds them, in a driver call"
-                f" ({holder['call']}): it ends when the call does",
-            )
-        if holding:
-            return WARN
-        print(f"{arguments.what}: released {until(arguments)}")
-        return PASS
+        return let_go(arguments, "released")
 
 
 def add_lease(parser: ArgumentParser, meaning: str) -> None:
@@ -52,11 +45,11 @@ def add_lease(parser: ArgumentParser, meaning: str) -> None:
     )
 
 
-def let_go(arguments: Namespace) -> list[dict[str, Any]]:
-    """Have the daemon let go of something; return the processes that still hold it.
+def let_go(arguments: Namespace, done: str) -> int:
+    """Have the daemon let go of something, and say who still holds it, or that it is `done`.
 
-    Says on standard error why it would not outlast a restart. Raises ControlError if no daemon
-    answers.
+    Says on standard error why that would not outlast a restart. Returns the exit code; raises
+    ControlError if no daemon answers.
     """
     answer = control.request(
         control_socket(vars(arguments)["paths.runtime"]),
@@ -65,10 +58,19 @@ def let_go(arguments: Namespace) -> list[dict[str, Any]]:
     )
     if answer["fault"]:
         print(f"a restart of gpuwatch would end this: {answer['fault']}", file=sys.stderr)
-    holding: list[dict[str, Any]] = answer["holding"]
-    return holding
+    for holder in answer["holding"]:
+        print(f"{arguments.what}: {_holds(holder)}")
+    if answer["holding"]:
+        return WARN
+    until = f"until `gpuwatch resume {arguments.what}` or for {arguments.lasts:g} s"
+    print(f"{arguments.what}: {done} {until}")
+    return PASS
 
 
-def until(arguments: Namespace) -> str:
-    """Return when the daemon goes on."""
-    return f"until `gpuwatch resume {arguments.what}` or for {arguments.lasts:g} s"
+def _holds(holder: Mapping[str, Any]) -> str:
+    """Return who holds something, and what ends that."""
+    pid, call = holder["pid"], holder["call"]
+    if call == CANARY:
+        who = f"process {pid}" if pid else "a session"
+        return f"{who} still runs: end verify or --force, else look for an Xid"
+    return f"process {pid} still holds them, in a driver call ({call}): it ends when the call does"
