@@ -191,7 +191,8 @@ class CanaryRunner:
             self._expected.discard(canary)
             ran = result.get("result") in ("ok", "wrong", "failed")
             self._ran |= ran
-            self._made_room |= result.get("result") == "aborted"
+            came = result.get("result") == "aborted" or result.get("reason") == "busy"
+            self._made_room |= came
             if ran and self._job is None and numbers:
                 for one in at_once or [None]:
                     self._schedule.ran(one, monotonic_ns())

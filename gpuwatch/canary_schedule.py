@@ -181,6 +181,8 @@ class Schedule:
             if course is None or turn.canaries != self._canaries(gpu):
                 continue  # a retest
             course.used = made_room
+            if made_room:  # again soon, but not for ever
+                course.seeds = min(SEED_TURNS, course.seeds + 1)
             if started:
                 course.ran_ns = now_ns
             course.due_ns = now_ns + self._next(course, gpu, ran=ran)

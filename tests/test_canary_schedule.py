@@ -133,6 +133,14 @@ def test_a_turn_that_made_room_comes_again():
     node.schedule.ended(turn, node.now * SECOND_NS, started=True, ran=False, made_room=True)
     node.live(120 + 2)
     assert [turn for _, turn in node.turns] == [turn]
+    node.turns.clear()
+    for _ in range(HOUR // 10):
+        turns = len(node.turns)
+        node.live(10, ran=False)
+        if len(node.turns) > turns:
+            now_ns = node.now * SECOND_NS
+            node.schedule.ended(turn, now_ns, started=True, ran=False, made_room=True)
+    assert 2 < len(node.turns) <= SEED_TURNS + 1
 
 
 def test_what_a_user_has_tried_is_not_tried_again_after_the_job():
