@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -128,14 +128,12 @@ def families(text: str) -> Iterator[Family]:
         else:
             labels = [one for one in re.findall(r'[{,]([a-z_]+)="', line) if one != "le"]
             known = found[name].labels
-            found[name] = Family(
-                name, kind, helps[name], [*known, *(one for one in labels if one not in known)]
-            )
+            found[name] = replace(found[name], labels=list(dict.fromkeys([*known, *labels])))
     for name, family in found.items():
         if any(name.endswith(one) and name.removesuffix(one) in found for one in STATISTICS):
             continue
         more = [one for one in STATISTICS if name + one in found]
-        yield Family(name, family.kind, family.help, family.labels, more)
+        yield replace(family, statistics=more)
 
 
 def _read() -> Mapping[str, tuple[str, str]]:

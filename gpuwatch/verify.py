@@ -118,7 +118,7 @@ class Node:
         return [gpu for gpu in self.gpus if not gpu.get("fault")]
 
     @contextmanager
-    def session(self, size: str = "full") -> Iterator[Session]:
+    def session(self) -> Iterator[Session]:
         """Give canaries the GPUs that are verified and answer.
 
         Who rents a container cannot see the processes of its host; there, memory in use and
@@ -132,7 +132,9 @@ class Node:
             host = replace(self.host, host_pids=True)
             if not self.forced:
                 _settle(looks, host)
-            yield Session(self.python, size, looks, host=host, force=self.forced, sysfs=self.sysfs)
+            yield Session(
+                self.python, "full", looks, host=host, force=self.forced, sysfs=self.sysfs
+            )
 
 
 def entity(gpu: int | None) -> str:

@@ -25,7 +25,7 @@ BLOCK_BYTES = 64 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """As `verify_child` tells them; `fault` is why there is no driver, or "".
+    """What `verify_child` has told; `fault` is why there is no driver, or "".
 
     `here` are the numbers of all GPUs, also of those that nobody asked for.
     """

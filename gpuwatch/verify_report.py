@@ -18,7 +18,6 @@ from gpuwatch.examination import Ran
 from gpuwatch.verify import VERDICTS, Check, Finding, Node, Verdict, worst
 
 SCHEMA, VERSION = "gpuwatch-verify", 1
-SCHEMA_FILE = Path(__file__).with_name("data") / "verify.schema.json"
 MAX_BYTES = 64 << 20
 CODES = {"PASS": PASS, "WARN": WARN, "FAIL": FAIL, "SKIP": UNKNOWN, "UNKNOWN": UNKNOWN}
 GPU_FACTS = ("gpu", "pci_bus_id", "uuid", "serial", "name", "vbios", "fault")

@@ -316,7 +316,7 @@ def test_who_does_not_let_go_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A driver call that hangs, a canary, or a session between two of them: each by its own words."""
+    """A driver call that hangs, a canary, or a session between two: each by its own words."""
     answer = {"fault": "", "holding": [holder]}
     monkeypatch.setattr(control, "request", lambda *_: answer)
     assert main([*words, "--path.runtime=/nowhere"]) == 1

@@ -17,6 +17,7 @@ from node import IdleHost
 from running import descendants, wait_for
 from verify_checks import Scripted
 
+import gpuwatch
 from gpuwatch import checks
 from gpuwatch.canary_host import LOCK, only_session
 from gpuwatch.cli import main
@@ -26,11 +27,13 @@ from gpuwatch.examination import DEEP_SECONDS, QUICK_SECONDS, Examination
 from gpuwatch.verify import Finding, Node
 from gpuwatch.verify_compare import compare
 from gpuwatch.verify_facts import collect
-from gpuwatch.verify_report import SCHEMA_FILE, Report, overall, undecided
+from gpuwatch.verify_report import Report, overall, undecided
 from gpuwatch.verify_text import values
 
 CHECKS = Path(__file__).with_name("verify_checks.py")
-SCHEMA = json.loads(SCHEMA_FILE.read_text())
+SCHEMA = json.loads(
+    Path(gpuwatch.__file__).with_name("data").joinpath("verify.schema.json").read_text()
+)
 UUIDS = [f"GPU-00000000-0000-4000-8000-{number:012d}" for number in range(4)]
 RATE = {"unit": "flops_per_second", "expectation": 7e14, "source": "data sheet"}
 LANES = {"measure": "lanes", "unit": "lanes", "expectation": 16, "source": "the slot"}
