@@ -130,7 +130,7 @@ def _finding(node: Node, one: Result, group: Sequence[Result], usual_ratio: floa
     loss, noise = 1 - reading.value / worst.expectation, reading.spread or 0.0
     if noise > NOISY and loss < noise:
         fatal = False
-        why = Why("host", f"it varies by {noise:.1%} within a second", why.next_step)
+        why = Why("host", f"it varies by {100 * noise:.1f} % within a second", why.next_step)
     return matter.judged(why.reason(loss), why.cause, why.next_step, fatal=fatal)
 
 
@@ -207,8 +207,8 @@ def _spread(group: Sequence[Result]) -> Iterator[Finding]:
         measure = f"{shape_name(reading)} spread".strip()
         matter = Matter(canary, "host", measure, "ratio")
         yield matter.seen(spread, SPREAD_RATIO, "spread of a healthy node").odd(
-            f"the GPUs differ by {spread:.1%}: {entity(low)} gives {written(canary, known[low])},"
-            f" {entity(high)} {written(canary, known[high])}",
+            f"the GPUs differ by {100 * spread:.1f} %: {entity(low)} gives"
+            f" {written(canary, known[low])}, {entity(high)} {written(canary, known[high])}",
             "",
             "compare temperatures and clocks of the two under load: gpuwatch top",
         )

@@ -43,7 +43,7 @@ class Why(NamedTuple):
 
     def reason(self, loss_ratio: float) -> str:
         """Return how much less than expected there was, and what shows why."""
-        fault = f"{loss_ratio:.1%} less than expected"
+        fault = f"{100 * loss_ratio:.1f} % less than expected"
         return f"{fault}: {self.text}" if self.text else fault
 
 
@@ -85,7 +85,7 @@ def throttled(seen: Mapping[str, Any], about: Mapping[str, Any]) -> Why | None:
     for names, cause, what, step in held:
         share = max(shares.get(name, 0.0) for name in names)
         if share > HELD_RATIO:
-            return Why(cause, f"{what} {share:.0%} of the time{shown}", step)
+            return Why(cause, f"{what} {100 * share:.0f} % of the time{shown}", step)
     share = max(shares.get(name, 0.0) for name in SETTING)
     clock, limit = seen.get("clock_hertz"), look_up(about, "clocks", "sm", "limit_hertz")
     # One that nobody has set has this reason, too, at its highest clock.
@@ -154,7 +154,7 @@ def _shown(seen: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     if celsius := seen.get("hottest_celsius"):
         parts.append(f"{celsius:.0f} C")
     if share := (seen.get("reasons") or {}).get("sw_power_cap"):
-        parts.append(f"power limit {share:.0%} of the time")
+        parts.append(f"power limit {100 * share:.0f} % of the time")
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -106,7 +106,7 @@ def test_an_unknown_card_among_siblings():
     bad = [one for one in found if one.verdict != "PASS"]
     assert told(*bad) == [("gpu2", "FAIL")]
     assert bad[0].cause == "kernel"
-    assert bad[0].reason == "12.0% less than expected: slow at its full clock"
+    assert bad[0].reason == "12.0 % less than expected: slow at its full clock"
     assert found[0].source == "median of 4 siblings"
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_varies_is_no_proof():
     found = appraised(Node(), results(1.0, 1.0, 1.0, 0.89, spread=0.2))
     (one,) = [one for one in found if one.entity == "gpu3"]
     assert (one.verdict, one.cause) == ("WARN", "host")
-    assert "varies by 20.0%" in one.reason
+    assert "varies by 20.0 %" in one.reason
 
 
 def test_a_disk_from_which_torch_takes_long_is_no_fault_of_the_gpu():

@@ -112,7 +112,7 @@ def test_a_slow_gpu_is_named_with_its_cause(tried):
     assert bad[0].reason.endswith(
         "the same when tried again, alone"
     )  # the first of them is tried again, alone
-    assert "heat holds its clocks down 100% of the time (1500 MHz" in bad[1].reason
+    assert "heat holds its clocks down 100 % of the time (1500 MHz" in bad[1].reason
     assert "its power limit holds its clock down, that of its siblings is 1980" in bad[3].reason
     assert " W of " not in bad[3].reason  # the driver's power is still of the time before
     assert all(one.next_step for one in bad)

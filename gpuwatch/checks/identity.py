@@ -258,8 +258,8 @@ def _memory(gpu: Facts) -> Finding:
     matter = matter.seen(size, full, "data sheet")
     if size < LEAST_MEMORY * full:
         return matter.bad(
-            f"it has {size / full:.0%} of the memory of {model.model}: a slice by vGPU, by MIG or"
-            " by a library put before the driver's, or another board",
+            f"it has {100 * size / full:.0f} % of the memory of {model.model}: a slice by vGPU, by"
+            " MIG or by a library put before the driver's, or another board",
             "board",
             "look at /etc/ld.so.preload, and at the GPU from the host; or reject it",
         )

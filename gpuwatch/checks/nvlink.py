@@ -87,7 +87,7 @@ def _speed(gpu: Facts, up: list[Facts]) -> Finding:
     model = expected.named(name_of(gpu))
     sheet = model.board.nvlink[1] if model and model.board.nvlink else 0
     wanted, slowest = sheet or median(known), min(known)
-    fault = f"its slowest NVLink has {slowest / wanted:.0%} of the speed"
+    fault = f"its slowest NVLink has {100 * slowest / wanted:.0f} % of the speed"
     return matter.seen(slowest, wanted, "data sheet" if sheet else "the other links").judged(
         fault if slowest < SLOW * wanted else "",
         "link",

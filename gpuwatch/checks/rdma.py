@@ -76,7 +76,7 @@ def _kind(ports: list[RdmaPort], up: list[RdmaPort]) -> Iterator[Finding]:
         if not rate:
             yield matter.unread("the rate of its link")
         else:
-            slow = f"its link has {rate / fastest:.0%} of the rate of others like it"
+            slow = f"its link has {100 * rate / fastest:.0f} % of the rate of others like it"
             yield matter.seen(rate, fastest, "siblings").judged(
                 slow if rate < fastest else "",
                 "link",

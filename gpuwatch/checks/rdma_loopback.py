@@ -144,6 +144,6 @@ def findings(port: str, rate: str, told: float | str) -> Iterator[Finding]:
         (written, WARN_RATIO, "line rate"),
         (replace(written, measure="of the line").by_thumb(), THUMB_RATIO, THUMB),
     ):
-        fault = f"{ratio:.0%} of the line rate" if ratio < least else ""
+        fault = f"{100 * ratio:.0f} % of the line rate" if ratio < least else ""
         fatal = ratio < FAIL_RATIO and not matter.thumb
         yield matter.seen(told, least * line, source).judged(fault, "link", STEP, fatal=fatal)

@@ -40,7 +40,7 @@ def _power_limit(gpu: Facts) -> Finding:
     if not limit or not default:
         step = "compare the power under load with the data sheet's"
         return matter.seen(limit).skipped("the driver does not tell limit and default", step)
-    fault = f"the power limit is lowered to {limit / default:.0%} of the board's own"
+    fault = f"the power limit is lowered to {100 * limit / default:.0f} % of the board's own"
     return matter.seen(limit, default, "the board's own limit").judged(
         fault if limit < LOWERED * default else "",
         "power",
@@ -56,7 +56,9 @@ def _clocks(gpu: Facts) -> Iterator[Finding]:
         default = number(gpu, "clocks", kind, "default_hertz")
         if now and default:
             matter = Matter("settings", entity_of(gpu), f"{kind} clock", "hertz")
-            fault = f"the application clock is set to {now / default:.0%} of the board's own"
+            fault = (
+                f"the application clock is set to {100 * now / default:.0f} % of the board's own"
+            )
             yield matter.seen(now, default, "the board's own setting").judged(
                 fault if now < SLOWER * default else "", "clock", "nvidia-smi -rac"
             )

@@ -164,7 +164,7 @@ def _steadiness(course: Course, about: Facts) -> Finding:
     if drop <= DROP_WARN:
         return matter.good()
     why = throttled({"reasons": course.shares()}, about)
-    fault = f"{drop:.1%} slower after {course.seconds:.0f} s of load"
+    fault = f"{100 * drop:.1f} % slower after {course.seconds:.0f} s of load"
     return matter.judged(
         f"{fault}: {why.text}" if why else fault,
         why.cause if why else "clock",
