@@ -1,7 +1,8 @@
 """A child that pretends to be any canary of a healthy H100, but for what a test scripted.
 
 $CHANGES is JSON: by canary, or canary and GPU ("matmul", "matmul/1"), what its readings have
-instead, or {"text": Python} that is run in their place. A "factor" multiplies the value.
+instead, or {"text": Python} that is run in their place. A "factor" multiplies the value; it "lasts"
+so many seconds, on a busy machine enough for looks at the GPU.
 """
 
 import json
@@ -62,9 +63,9 @@ def tell(settings, rank, one, told, place):
     factor = told.get("factor", 1)
     factor = factor[place] if isinstance(factor, list) else factor
     start = time.monotonic_ns()
-    time.sleep(SLICE_SECONDS)
+    time.sleep(told.get("lasts", SLICE_SECONDS))
     base = {"gpu": rank, "size": settings["size"], "environment": {"torch": "2.9.1"}}
-    change = {name: value for name, value in told.items() if name != "factor"}
+    change = {name: value for name, value in told.items() if name not in ("factor", "lasts")}
     moments = {"start_ns": start, "end_ns": time.monotonic_ns()}
     say(
         reading={
