@@ -43,8 +43,8 @@ def page(report: Report) -> str:
     when = datetime.datetime.fromtimestamp(report.time, datetime.UTC)
     judged = report.judged
     checked = [found for found in judged if found.verdict != "SKIP"]
-    thumbs = report.rules_of_thumb
-    drawn = charts([found for found in judged if found.name not in report.static])
+    thumbs = _table(COLUMNS, _rows(report.rules_of_thumb))
+    drawn = charts([found for found in judged if found.name not in report.static_checks])
     parts = {
         "style": style,
         "style_hash": f"sha256-{digest}",
@@ -58,17 +58,14 @@ def page(report: Report) -> str:
         "charts": _section("Measured", drawn and f'<div class="charts">{drawn}</div>'),
         "findings": _section("All that was checked", _table(COLUMNS, _rows(checked))),
         "skipped": _section("Skipped", _paragraphs(_skipped(judged))),
-        "thumbs": _section(
-            "Rules of thumb",
-            thumbs and _paragraphs([THUMB]) + _table(COLUMNS, _rows(thumbs)),
-        ),
+        "thumbs": _section("Rules of thumb", thumbs and _paragraphs([THUMB]) + thumbs),
         "compared": _section("Compared with an earlier report", _paragraphs(_compared(report))),
         "time": f"{when:%Y-%m-%d %H:%M:%S} UTC",
     }
     return Template((DATA / "verify.html").read_text()).substitute(parts)
 
 
-def _section(heading: str, content: object) -> str:
+def _section(heading: str, content: str) -> str:
     return f"<section><h2>{heading}</h2>{content}</section>" if content else ""
 
 

@@ -88,7 +88,7 @@ class Report:
         return [found for found in self.findings if found.thumb]
 
     @property
-    def static(self) -> set[str]:
+    def static_checks(self) -> set[str]:
         """The names of the checks that only looked."""
         return {one.check.name for one in self.ran if one.check.phase == "static"}
 

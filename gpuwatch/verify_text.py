@@ -70,7 +70,9 @@ def lines(report: Report) -> Iterator[str]:
 
 def _lines(report: Report) -> Iterator[str]:
     judged = [found for found in report.judged if found.verdict != "SKIP"]
-    sound = [found for found in judged if found.verdict == "PASS" and found.name in report.static]
+    sound = [
+        found for found in judged if found.verdict == "PASS" and found.name in report.static_checks
+    ]
     yield from _table([found for found in judged if found not in sound], sound)
     for groups in alike(found for found in judged if found.verdict != "PASS"):
         yield from ("", *_explained(groups))

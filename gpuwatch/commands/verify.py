@@ -113,11 +113,7 @@ class Verify:
         before = load(arguments.compare) if arguments.compare else None
         if before is not None:
             compare(before, before, valid(arguments.compare))  # one that is damaged is said now
-        files = [Path(path) for path in (arguments.json, arguments.html) if path not in (None, "-")]
-        for path in files:
-            _must_be_writable(path)
-        if len({path.absolute() for path in files}) < len(files):
-            raise ConfigError(f"--json, --html: both are {files[0]}: name two files")
+        _must_be_writable(arguments)
         # As an interrupt, so that what runs is put away.
         former = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -152,13 +148,20 @@ def _list(listed: Iterable[Check]) -> int:
     return PASS
 
 
-def _must_be_writable(path: Path) -> None:
+def _must_be_writable(arguments: Namespace) -> None:
     """Raise ConfigError for a file that could not be written once all is done."""
-    directory = path.absolute().parent
-    if not directory.is_dir() or (path.exists() and not path.is_file()):
-        raise ConfigError(f"{path}: cannot be written: name a file in a directory that is there")
-    if not os.access(directory, os.W_OK):
-        raise ConfigError(f"{path}: cannot be written: no permission in {directory}")
+    printed = arguments.json == "-"
+    names = (None if printed else arguments.json, arguments.html)
+    files = [Path(name) for name in names if name]
+    for path in files:
+        directory = path.absolute().parent
+        if not directory.is_dir() or (path.exists() and not path.is_file()):
+            step = "name a file in a directory that is there"
+            raise ConfigError(f"{path}: cannot be written: {step}")
+        if not os.access(directory, os.W_OK):
+            raise ConfigError(f"{path}: cannot be written: no permission in {directory}")
+    if len({path.absolute() for path in files}) < len(files):
+        raise ConfigError(f"--json, --html: both are {files[0]}: name two files")
 
 
 def _chosen(arguments: Namespace) -> tuple[list[Check], list[str]]:
