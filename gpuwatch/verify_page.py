@@ -43,7 +43,7 @@ def page(report: Report) -> str:
     when = datetime.datetime.fromtimestamp(report.time, datetime.UTC)
     judged = report.judged
     checked = [found for found in judged if found.verdict != "SKIP"]
-    thumbs = _table(COLUMNS, _rows(report.rules_of_thumb))
+    faults = [found for found in checked if found.verdict != "PASS"]
     drawn = charts([found for found in judged if found.name not in report.static_checks])
     parts = {
         "style": style,
@@ -54,11 +54,11 @@ def page(report: Report) -> str:
         "notes": _paragraphs(notes(report)),
         "facts": "".join(_facts(report)),
         "gpus": _section("GPUs", _table(("GPU", *GPU_COLUMNS), _gpus(report))),
-        "faults": _section("What is wrong, and what to do", "".join(_faults(judged))),
+        "faults": _section("What is wrong, and what to do", _explained(faults)),
         "charts": _section("Measured", drawn and f'<div class="charts">{drawn}</div>'),
         "findings": _section("All that was checked", _table(COLUMNS, _rows(checked))),
         "skipped": _section("Skipped", _paragraphs(_skipped(judged))),
-        "thumbs": _section("Rules of thumb", thumbs and _paragraphs([THUMB]) + thumbs),
+        "thumbs": _section("Rules of thumb", _thumbs(report.rules_of_thumb)),
         "compared": _section("Compared with an earlier report", _paragraphs(_compared(report))),
         "time": f"{when:%Y-%m-%d %H:%M:%S} UTC",
     }
@@ -108,12 +108,20 @@ def _verdict(found: Finding) -> str:
     return f'<span class="verdict {found.verdict}">{found.verdict}</span>{forced}'
 
 
-def _faults(judged: Iterable[Finding]) -> Iterator[str]:
-    for groups in alike(found for found in judged if found.verdict not in ("PASS", "SKIP")):
-        found = groups[0][0]
-        yield f"<h3>{_verdict(found)} {escape(heading(groups))}</h3>"
+def _explained(findings: Iterable[Finding]) -> str:
+    parts = []
+    for groups in alike(findings):
+        parts.append(f"<h3>{_verdict(groups[0][0])} {escape(heading(groups))}</h3>")
         told = explanation(groups)
-        yield _paragraphs(f"{label.capitalize()}: {text}" for label, text in told)
+        parts.append(_paragraphs(f"{label.capitalize()}: {text}" for label, text in told))
+    return "".join(parts)
+
+
+def _thumbs(thumbs: Sequence[Finding]) -> str:
+    if not thumbs:
+        return ""
+    odd = _explained(found for found in thumbs if found.verdict in ("WARN", "FAIL"))
+    return _paragraphs([THUMB]) + _table(COLUMNS, _rows(thumbs)) + odd
 
 
 def _skipped(judged: Iterable[Finding]) -> Iterator[str]:

@@ -79,6 +79,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _skipped([found for found in report.judged if found.verdict == "SKIP"])
     if thumbs := report.rules_of_thumb:
         yield from ("", THUMB, *_table(thumbs))
+        for groups in alike(found for found in thumbs if found.verdict in ("WARN", "FAIL")):
+            yield from ("", *_explained(groups))
     if report.compared:
         yield from ("", *_compared(report.compared))
     yield ""

@@ -196,7 +196,8 @@ def test_no_check_has_more_time_than_is_left(host):
 def test_the_table(host):
     """80 columns, the worst first, passing GPUs in a row; then why, and what to do."""
     pcie = {**SOUND[0], "find": [*SOUND[0]["find"][:2], BAD_LINK]}
-    thumb = {"verdict": "WARN", "value": 0.5, "unit": "ratio", "thumb": True, "measure": "\x1b[2J"}
+    thumb = {"verdict": "WARN", "value": 0.5, "unit": "ratio", "thumb": True, "measure": "\x1b[2J",
+             "reason": "it is half", "next_step": "double it"}  # fmt: skip
     speed = [
         {**RATE, "entity": f"gpu{number}", "verdict": "PASS", "value": 7e14 + number * 1e13}
         for number in range(3)
@@ -221,7 +222,8 @@ def test_the_table(host):
     assert "    why:  the link has half its lanes (looks like: link)" in lines
     assert "    next: reseat the card" in lines
     assert "SKIP  trade, host: no port; next: connect one" in lines
-    assert lines.index("Rules of thumb of the trade, which count for nothing above:") > 5
+    thumbs = lines.index("Rules of thumb of the trade, which count for nothing above:")
+    assert 5 < thumbs < lines.index("    next: double it")
     assert "\x1b" not in output  # a terminal is told nothing
     assert lines[-1].startswith("FAIL: 3 GPUs: 1 FAIL, 1 SKIP, 5 PASS (quick, ")
 
