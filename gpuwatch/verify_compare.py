@@ -91,28 +91,32 @@ def _versions(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _findings(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
-    old, new = _by_place(before), _by_place(now)
-    for key, found in new.items():
-        if key not in old:
-            continue
-        was, what = old[key], f"{found['name']} {found['measure']}".strip()
-        if was["verdict"] != found["verdict"]:
-            yield _change("verdict", what, found["entity"], was["verdict"], found["verdict"])
-        values = was["value"], found["value"]
-        if None in values or values[0] == values[1]:
-            continue
-        if not all(isinstance(value, int | float) and value > 0 for value in values):
-            yield _change("value", what, found["entity"], *values, unit=found["unit"])
-            continue
-        ratio = values[1] / values[0]
-        usual = THUMB_NOISE if found["thumb"] else NOISE
-        unit, noise = found["unit"], max(was["noise"] or usual, found["noise"] or usual)
-        if unit and abs(ratio - 1) <= noise:
-            continue
-        loss = 1 - ratio if unit in RATES else 1 - 1 / ratio if unit == "seconds" else 0.0
-        forced = was["forced"] or found["forced"] or found["thumb"]
-        worse = loss > max(LOSS, noise) and not forced
-        yield _change("value", what, found["entity"], *values, unit=unit, worse=worse)
+    old = _by_place(before)
+    for key, found in _by_place(now).items():
+        if key in old:
+            was, what = old[key], f"{found['name']} {found['measure']}".strip()
+            if was["verdict"] != found["verdict"]:
+                yield _change("verdict", what, found["entity"], was["verdict"], found["verdict"])
+            yield from _values(what, was, found)
+
+
+def _values(what: str, was: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield that a value is another one, if by more than its noise."""
+    values, unit = (was["value"], found["value"]), found["unit"]
+    if None in values or values[0] == values[1]:
+        return
+    if not all(isinstance(value, int | float) and value > 0 for value in values):
+        yield _change("value", what, found["entity"], *values, unit=unit)
+        return
+    ratio = values[1] / values[0]
+    usual = THUMB_NOISE if found["thumb"] else NOISE
+    noise = max(was["noise"] or usual, found["noise"] or usual)
+    if unit and abs(ratio - 1) <= noise:
+        return
+    loss = 1 - ratio if unit in RATES else 1 - 1 / ratio if unit == "seconds" else 0.0
+    counts = not (was["forced"] or found["forced"] or found["thumb"])
+    worse = counts and loss > max(LOSS, noise)
+    yield _change("value", what, found["entity"], *values, unit=unit, worse=worse)
 
 
 def _by_place(report: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
