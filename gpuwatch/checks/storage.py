@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gpuwatch.capabilities import follow
 from gpuwatch.matter import Matter
@@ -24,11 +24,23 @@ QUICK_BYTES, DEEP_BYTES = 256 << 20, 4 << 30
 QUICK_SECONDS, DEEP_SECONDS = 1.5, 15.0
 FREE = 2  # times the file
 THUMB_READS = 100_000  # of 4 KiB, in a second
-# Measure, part of fio's result, its value, unit, and how.
+RATE = "bytes_per_second"
+
+
+class Run(NamedTuple):
+    """A run of fio: its flags, and where its result has the value that is measured."""
+
+    measure: str
+    part: str
+    key: str
+    unit: str
+    flags: tuple[str, ...]
+
+
 RUNS = (
-    ("write", "write", "bw_bytes", "bytes_per_second", ("--rw=write", "--bs=1M", "--iodepth=8")),
-    ("read", "read", "bw_bytes", "bytes_per_second", ("--rw=read", "--bs=1M", "--iodepth=8")),
-    (
+    Run("write", "write", "bw_bytes", RATE, ("--rw=write", "--bs=1M", "--iodepth=8")),
+    Run("read", "read", "bw_bytes", RATE, ("--rw=read", "--bs=1M", "--iodepth=8")),
+    Run(
         "4K reads/s",
         "read",
         "iops",
@@ -61,9 +73,11 @@ class Storage:
             return
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=node.scratch) as folder:
             path = Path(folder) / "file"
-            for measure, part, key, unit, how in RUNS:
-                told = _fio(path, path.stat().st_size if path.exists() else size, seconds, how)
-                yield finding(place, measure, told, part, key, unit)
+            for run in RUNS:
+                told = _fio(
+                    path, path.stat().st_size if path.exists() else size, seconds, run.flags
+                )
+                yield finding(place, run, told)
                 if isinstance(told, str):
                     return
 
@@ -84,12 +98,12 @@ def _fault(scratch: Path, size: int) -> tuple[str, str] | None:
     return None
 
 
-def _fio(path: Path, size: int, seconds: float, how: tuple[str, ...]) -> dict[str, Any] | str:
+def _fio(path: Path, size: int, seconds: float, flags: tuple[str, ...]) -> dict[str, Any] | str:
     """Return what fio says of its one job, or what went wrong."""
     command = [
         *("fio", "--name=gpuwatch", f"--filename={path}", f"--size={size}"),
         *(f"--runtime={seconds}s", "--ioengine=libaio", "--direct=1", "--end_fsync=1"),
-        *("--group_reporting", "--output-format=json", *how),
+        *("--group_reporting", "--output-format=json", *flags),
     ]
     try:
         done = subprocess.run(
@@ -113,19 +127,17 @@ def _fio(path: Path, size: int, seconds: float, how: tuple[str, ...]) -> dict[st
     return job
 
 
-def finding(
-    place: str, measure: str, told: dict[str, Any] | str, part: str, key: str, unit: str
-) -> Finding:
-    """Return what is to be said of a run of fio."""
-    matter = Matter("storage", place, measure)
-    value = None if isinstance(told, str) else (told.get(part) or {}).get(key)
+def finding(place: str, run: Run, told: dict[str, Any] | str) -> Finding:
+    """Return what is to be said of a run: `told` is what fio said, or what went wrong."""
+    matter = Matter("storage", place, run.measure)
+    value = None if isinstance(told, str) else (told.get(run.part) or {}).get(run.key)
     if not isinstance(value, int | float):
         reason = told if isinstance(told, str) else "fio tells no value"
         if "Input/output error" in reason:
             return matter.bad(reason, "host", "look at the kernel log for errors of the disk")
         return matter.unknown(reason, "host", "name a directory on a disk: --storage PATH")
-    matter = replace(matter, unit=unit).by_thumb().seen(float(value))
-    if unit:
+    matter = replace(matter, unit=run.unit).by_thumb().seen(float(value))
+    if run.unit:
         step = "compare it with what was promised"
         return matter.unknown("nothing to compare with", "", step)
     matter = matter.seen(float(value), float(THUMB_READS), "rule of thumb: a local NVMe disk")
