@@ -6,6 +6,7 @@ lanes and links are kept as time, for what they cost cannot be seen.
 
 import math
 
+from gpuwatch import pm_signals
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.gpu_signals import (
     NVLINK_RECEIVED,
@@ -25,6 +26,7 @@ NVLINK_READ_NS = SECOND_NS  # NVLink bytes are read once a second
 
 PCIE = (PCIE_RECEIVED.name, PCIE_TRANSMITTED.name)
 NVLINK = (NVLINK_RECEIVED.name, NVLINK_TRANSMITTED.name)
+NVLINK_RAW = tuple(signal.name for signal in pm_signals.NVLINK_RAW)
 NVLINK_ERRORS = tuple(
     f'gpu_nvlink_errors_total{{type="{one}"}}' for one in ("replay", "recovery", "crc")
 )
@@ -148,8 +150,9 @@ class LinkTime:
         for the second after it too, while the gap lasts. Hardware counters tell of the tick itself.
         """
         put, tick_ns = self._ledger.put, tick.end_ns - tick.start_ns
-        moved = max(risen(windows, name) for name in NVLINK)
-        span_ns = tick_ns if (self._entity, NVLINK[0]) in tick.taken else NVLINK_READ_NS
+        at_once = NVLINK_RAW[0] in windows
+        moved = max(risen(windows, name) for name in (NVLINK_RAW if at_once else NVLINK))
+        span_ns = tick_ns if at_once else NVLINK_READ_NS
         put(NVLINK_MOVED, moved)
         for name in NVLINK_ERRORS:
             rise = risen(windows, name)

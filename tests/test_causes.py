@@ -89,19 +89,14 @@ def at_once(columns, *others):
     return entities
 
 
-def played(*runs, constants=CONSTANTS, near=NEAR, taken=()):
-    """Feed runs of (ticks, entities): none for ticks that are missing, or a function of which.
-
-    `taken` are columns of the GPU of which hardware counters tell.
-    """
+def played(*runs, constants=CONSTANTS, near=NEAR):
+    """Feed runs of (ticks, entities): none for ticks that are missing, or a function of which."""
     causes, now = LostTime(near), 0
     for count, entities in runs:
         for number in range(count):
             made = entities(number) if callable(entities) else entities
             if made is not None:
-                tick = node(now, made, constants)
-                tick.taken |= {(GPU, name) for name in taken}
-                causes.add(tick)
+                causes.add(node(now, made, constants))
             now += TICK_NS
     return causes
 
@@ -535,9 +530,9 @@ def test_nvlink_of_one_wait_says_nothing_of_the_next():
 
 def test_hardware_counters_tell_of_nvlink_tick_by_tick():
     """Each tick of a wait is judged by what moved in it, not by the second before."""
-    name = "gpu_nvlink_received_bytes_total"
+    name = "gpu_nvlink_raw_received_bytes_total"
     halves = [at_once(gpu(busy=0.12, **{name: moves(rate)})) for rate in (300, 20)]
-    found = told((120, WORKS), (120, lambda number: halves[number % 2]), taken=[name])
+    found = told((120, WORKS), (120, lambda number: halves[number % 2]))
     assert dict(found)["nvlink"] == pytest.approx(60 * 0.88 / 240, abs=0.01)
 
 

@@ -52,6 +52,10 @@ NOT_SHOWN = {
         for suffix in suffixes
     },
     "gpuwatch_gpu_nvlink_limit_bytes_per_second": "the load is of it",
+    **{
+        f"gpuwatch_gpu_nvlink_raw_{way}_bytes_total": "the load is made of them"
+        for way in ("received", "transmitted")
+    },
     "gpuwatch_gpu_l2_bytes_total": "for recordings: what it means depends on the kernel",
     **{
         f"gpuwatch_rdma_port_packets_{way}_total": "bytes are shown; packets are what loss is of"

@@ -401,7 +401,7 @@ def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:
     (event,) = source.findings.events
     assert event.name == "pm_mode"
     for name, why in (
-        ("gpu_nvlink_received_bytes_total", "not on this chip"),
+        ("gpu_nvlink_raw_received_bytes_total", "not on this chip"),
         ("gpu_graphics_busy_ratio", "more than one pass"),
     ):
         assert f"without {name}: {why}" in event.detail
@@ -488,7 +488,7 @@ def test_metrics_are_packed_by_their_worth() -> None:
     )
     left = {name for name, why in chosen.without.items() if why == "more than one pass"}
     assert left == {"gpu_sm_busy_ratio", "gpu_l2_bytes_total"}
-    assert chosen.without["gpu_nvlink_received_bytes_total"] == "not on this chip"
+    assert chosen.without["gpu_nvlink_raw_received_bytes_total"] == "not on this chip"
     assert len(chosen.metrics) == 8
     dear = fit("full", {"gpu_tensor_busy_ratio": "dear"}, lambda names: 1)
     assert TENSOR not in [metric.name for metric in dear.metrics]

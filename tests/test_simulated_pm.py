@@ -23,7 +23,7 @@ from gpuwatch.window import TICK_NS
 MS = 1_000_000
 LIMITS = ((DRAM_LIMIT, 4.917e12), (NVLINK_LIMIT, 4.78e11))
 DRAM, NVLINK, GAPS = "gpu_dram_load_ratio", "gpu_nvlink_load_ratio", "gpu_idle_gap_seconds"
-READ, RECEIVED = "gpu_dram_read_bytes_total", "gpu_nvlink_received_bytes_total"
+READ, RECEIVED = "gpu_dram_read_bytes_total", "gpu_pcie_received_bytes_total"
 
 
 def test_each_millisecond_has_a_row_and_no_counter_falls(monkeypatch):
