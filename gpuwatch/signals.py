@@ -120,7 +120,7 @@ class Signal:
         if not math.isfinite(fields.get("scale", 1.0)):
             raise ValueError("scale")
         fields["kind"] = Kind(fields["kind"])
-        fields["total"] = Total(fields.get("total", Total.HARDWARE))  # not in older recordings
+        fields["total"] = Total(fields["total"])
         if fields["bounds"] is not None:
             low, high = map(float, fields["bounds"])
             fields["bounds"] = low, high

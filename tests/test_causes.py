@@ -567,10 +567,10 @@ def bundled():
 
 
 def test_two_power_capped_h200_say_so():
-    """A recording of real GPUs: the power limit comes first, by the time that it held.
+    """A recording of real GPUs that compute, talk and rest: the power limit is one cause of all.
 
-    What it took is what gpu_lost_clock_seconds_total counts, and it held for as long as
-    gpu_throttle_seconds_total says.
+    What it took is most of what gpu_lost_clock_seconds_total counts, which goes by a finer clock, and
+    it held for as long as gpu_throttle_seconds_total says.
     """
     found, kept = bundled()
     totals = Totals()
@@ -582,13 +582,11 @@ def test_two_power_capped_h200_say_so():
     seconds = len(kept) * TICK
     for number in ("0", "1"):
         entity = Entity("gpu", number)
-        first, *others = found[-1][number]
-        assert first.cause == "power_cap"
-        assert others == []
+        capped = next(one for one in found[-1][number] if one.cause == "power_cap")
         lost = totals.lost_clock_ns[entity] / SECOND / seconds
-        assert first.share == pytest.approx(lost, abs=0.005)
+        assert 0.7 * lost <= capped.share <= lost
         held = totals.bits[entity, column_name(THROTTLE, "sw_power_cap")].active_ns / SECOND
-        assert f"sw_power_cap held {100 * held / seconds:.0f} % of the last" in first.text
+        assert f"sw_power_cap held {100 * held / seconds:.0f} % of the last" in capped.text
 
 
 SIMULATED = (SimulatedState, SimulatedCounters, SimulatedGpm, SimulatedHost, SimulatedRdma)
