@@ -40,6 +40,7 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
     """
     playback = Playback(reader)
     windows = [RingWindows(schema) for schema in playback.tracks]
+    in_order = sorted(windows, key=lambda ring: not ring.dense)  # as in the feed of a daemon
     constants: dict[Entity, dict[str, float]] = {}
     for column, value in itertools.chain.from_iterable(reader.head.constants.values()):
         constants.setdefault(column.entity, {})[column.name] = value
@@ -56,7 +57,7 @@ def ticks(reader: RecordingReader, loop_for_seconds: float | None = None) -> Ite
             windows[piece.track].period_ns = piece.period_ns
             windows[piece.track].add(piece.rows.tobytes())
         fed: dict[str, bool] = {}
-        for ring in windows:
+        for ring in in_order:
             if ring.ended:
                 continue
             ring.close(tick)

@@ -18,6 +18,10 @@ ON_GPU = (
     {"canary": "startup", "value": 3.0},
     {"canary": "integrity", "size": 4096, "dtype": "int", "value": 0.4},
 )  # fmt: skip
+AT_ONCE = (
+    {"canary": "matmul", "size": 8192, "dtype": "bf16", "value": 6.6e14},
+    {"canary": "memory", "size": 1 << 29, "value": 4.1e12},
+)
 ON_HOST = (
     {"canary": "allreduce", "size": 1 << 28, "value": 3e11, "environment": {"algorithm": "ring"}},
     {"canary": "integrity", "size": 1 << 22, "dtype": "int32", "value": 0.1},
@@ -32,11 +36,19 @@ def samples(gpus):
     shared = {"model": "NVIDIA H200", "seconds": SECONDS, "environment": {}}
     for number in range(8):
         when = 1.7e9 + number * PERIOD
-        told = [
-            {"entity": Entity("gpu", uuid), "gpu": gpu.id, **one}
-            for uuid, gpu in uuids.items()
-            for one in ON_GPU
-        ] + [{"entity": HOST, "gpu": None, "gpus": len(gpus), **one} for one in ON_HOST]
+        told = (
+            [
+                {"entity": Entity("gpu", uuid), "gpu": gpu.id, **one}
+                for uuid, gpu in uuids.items()
+                for one in ON_GPU
+            ]
+            + [
+                {"entity": Entity("gpu", uuid), "gpu": gpu.id, "gpus": len(gpus), **one}
+                for uuid, gpu in uuids.items()
+                for one in AT_ONCE
+            ]
+            + [{"entity": HOST, "gpu": None, "gpus": len(gpus), **one} for one in ON_HOST]
+        )
         for one in told:
             reading = CanaryReading.from_json({**shared, **one, "time": when})
             ledger.take({**reading.to_json(), "gpu": one["gpu"]})

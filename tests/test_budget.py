@@ -51,7 +51,7 @@ def test_what_was_asked_for_stays_beside_the_budget(monkeypatch):
     }
     child = SimpleNamespace(config=config, settings={"ring_directory": ""}, generation=1)
     duty = Sampler(child, "state", [SimpleNamespace(name="nvml_state")])
-    group = SimpleNamespace(period_ns=MILLISECOND_NS, drain=None)
+    group = SimpleNamespace(period_ns=MILLISECOND_NS, drain=None, pace=None)
     writer = SimpleNamespace(set_period=lambda period_ns: None)
     task = Task("nvml_state", group, writer, MILLISECOND_NS)
     duty.tasks.append(task)

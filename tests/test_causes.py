@@ -569,8 +569,8 @@ def bundled():
 def test_two_power_capped_h200_say_so():
     """A recording of real GPUs that compute, talk and rest: the power limit is one cause of all.
 
-    What it took is most of what gpu_lost_clock_seconds_total counts, which goes by a finer clock, and
-    it held for as long as gpu_throttle_seconds_total says.
+    What it took is most of what gpu_lost_clock_seconds_total counts, which goes by a finer clock,
+    and it held for as long as gpu_throttle_seconds_total says.
     """
     found, kept = bundled()
     totals = Totals()
