@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.cells import Cells
-from gpuwatch.gpu_signals import NVLINK_RECEIVED
+from gpuwatch.gpu_signals import PCIE_RECEIVED
 from gpuwatch.pm_signals import DRAM_LIMIT, GRAPHICS_BUSY, NVLINK_LIMIT, columns_of
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity
@@ -24,9 +24,9 @@ GPU = Entity("gpu", "0")
 SCHEMA = RingSchema("pm.pm0", "pm", "pm", columns_of(GPU, "full"), MS, 500 * MS)
 COUNTERS = SCHEMA.integers
 SLOW = RingSchema(
-    "counters.firmware0", "counters", "nvml_counters", (Column(GPU, NVLINK_RECEIVED),), SECOND
+    "counters.pcie0", "counters", "nvml_counters", (Column(GPU, PCIE_RECEIVED),), SECOND
 )
-NVLINK = NVLINK_RECEIVED.name
+RECEIVED = PCIE_RECEIVED.name
 SHARE = "gpu_clock_share_hertz"
 
 
@@ -92,11 +92,11 @@ def test_arrays_give_the_windows_that_loops_give(stretch):
             assert one.histograms[GPU][name].nanoseconds == histogram.nanoseconds
 
 
-def steady(milliseconds, *, first=0, read=0, received=0, sent=0, busy=1.0, skip=()):
+def steady(milliseconds, *, first=0, read=0, received=0, sent=0, copied=0, busy=1.0, skip=()):
     """Return rows each millisecond in which so many bytes moved in each; `busy` may be a list."""
     rows, counts = [], [0, 0, 0, 0, 0, 0, 0]
     for place in range(milliseconds):
-        for index, moved in ((0, read), (2, received), (3, sent)):
+        for index, moved in ((0, read), (2, received), (3, sent), (4, copied)):
             counts[index] += moved
         if place in skip:
             continue
@@ -153,16 +153,16 @@ def test_one_counter_has_one_feeder_at_a_time():
     fine, slow = RingWindows(SCHEMA), RingWindows(SLOW)
     totals, seen = Totals(), []
     totals.attach([*SCHEMA.columns, *SLOW.columns])
-    # Both see a million KiB a second; the fine one from the second to the fourth second only.
-    fine.add(steady(2000, first=1000, received=1_024_000).tobytes())
-    reads = [(START + n * SECOND + 100 * MS, (n * 10**6,), ()) for n in range(7)]
+    # Both see 1.024 GB a second; the fine one from the second to the fourth second only.
+    fine.add(steady(2000, first=1000, copied=1_024_000).tobytes())
+    reads = [(START + n * SECOND + 100 * MS, (n * 1_024_000_000,), ()) for n in range(7)]
     slow.add(pack(SLOW, reads).tobytes())
     for number in range(28):
         tick = Tick(START + number * TICK_NS, START + (number + 1) * TICK_NS)
         for ring in (fine, slow):
             ring.close(tick)
         totals.add(tick)
-        seen.append(totals.counters[GPU, NVLINK] / 1.024e9)
+        seen.append(totals.counters[GPU, RECEIVED] / 1.024e9)
     assert seen == sorted(seen)
     assert seen[11] == pytest.approx(2 - 0.001)  # what came at once with the first row
     assert seen[27] == pytest.approx(2 - 0.001 + 3)

@@ -669,7 +669,7 @@ def test_a_stream_is_one_table(node, small, capsys):
     assert "give --table with one of these, N a number: counters." in told.err
     assert ", state.fast, state.gpuN\n" in told.err
     assert cli.main(["export", "bundled", "--to", "csv", "--output", "-"]) == 64
-    assert "these are 3: give --table with one of state.fast, " in capsys.readouterr().err
+    assert "these are 32: give --table with one of these, N a number: " in capsys.readouterr().err
     words = ["--to", "csv", "--output", "-", "--table", "events"]
     assert cli.main(["export", str(small), *words]) == 0
     (event,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
