@@ -228,7 +228,7 @@ def test_keys_choose_gpus_and_time(live):
         live.press("ArrowRight")  # the present moves on meanwhile
         return bool(live.run("!document.body.classList.contains('paused')"))
 
-    wait_for(is_back)
+    wait_for(is_back, 120)
     live.press("?")
     live.wait("document.querySelector('#help').open")
     live.press("Escape")
