@@ -434,8 +434,8 @@ def test_all_that_the_buffer_holds_fits_into_the_image(alone: Any, interval: str
     source, _ = opened(set="full", interval=interval)
     (watched,) = source._watched
     bytes_each = sum(metric.bytes for metric in watched._choice.metrics)
-    held = buffer_bytes(bytes_each, source.interval_ns) // bytes_each
-    assert held >= 10**9 // source.interval_ns
+    held = buffer_bytes(bytes_each, watched.interval_ns) // bytes_each
+    assert held >= 10**9 // watched.interval_ns
     assert watched._session._samples >= held
 
 

@@ -1,0 +1,269 @@
+"""One GPU whose counters are sampled: begun, drained into rows, paced, tried again when refused."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuwatch import cupti as api
+from gpuwatch import pm_metrics
+from gpuwatch import pulse as page
+from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns, read_clocks
+from gpuwatch.cuda import Cuda, CudaError
+from gpuwatch.cupti import Cupti, CuptiError
+from gpuwatch.cupti_library import Library
+from gpuwatch.errors import SourceUnsupported
+from gpuwatch.pm_session import Device, Drained, Session
+from gpuwatch.pm_signals import columns_of
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Entity, Event, Kind
+from gpuwatch.source import Findings, Group, TimedRow
+
+DELIVERY_NS = SECOND_NS // 2
+INTERVALS_NS = {
+    "100us": MILLISECOND_NS // 10,
+    "1ms": MILLISECOND_NS,
+    "10ms": 10 * MILLISECOND_NS,
+    "100ms": 100 * MILLISECOND_NS,
+}
+RETRY_NS = 10 * SECOND_NS
+# Chips without a trigger by time (cupti_pmsampling.h), by the beginning of their name.
+NO_TIME_TRIGGER = ("TU", "GA100")
+DEAREST_SECONDS = 200e-6  # of a core for one sample: a metric that costs more is left out
+JUDGED_SAMPLES = 1000
+LARGEST = 2**62  # of a total: it goes on from 0, as after a reset; 11 days of an H200's memory
+MOST_OF_A_SAMPLE = 1e15  # bytes, or hertz: more is a fault
+ROUNDING = 1.02  # a share of what is possible may come out a little above 1
+STALE_NS = SECOND_NS // 10  # the newest sample is no older, but for its interval
+
+TAKEN = dict.fromkeys(
+    (api.HARDWARE_BUSY, api.INVALID_OPERATION), "counters are taken by another profiler"
+) | dict.fromkeys((api.UNKNOWN, api.OUT_OF_MEMORY), "another profiler may have the counters")
+# What stays as it is until somebody changes it, and what to do.
+REFUSALS = {
+    33: "a virtual GPU gives no counters: have vGPU profiling turned on for this machine",
+    35: "counters are for administrators only: give CAP_SYS_ADMIN (CAP_PERFMON from driver 565"
+    " on), or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+    40: "a virtual GPU gives no counters: have vGPU profiling turned on for this machine",
+    41: "no counters while confidential computing is on",
+    42: "a mining GPU has no counters",
+    43: "no counters of the whole GPU while MIG is on",
+    44: "no counters while SLI is on",
+    45: "no counters in WSL",
+    46: "the CUPTI library does not know this chip: install a newer one, not newer than the driver",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all GPUs of a sampler share: the libraries, what is to be sampled, where to tell.
+
+    `gpus` is how many there are, `words` are those of the pulse.
+    """
+
+    cuda: Cuda
+    cupti: Cupti
+    library: Library
+    chosen_set: str
+    interval_ns: int
+    gpus: int
+    words: memoryview
+    findings: Findings
+
+
+class Watched:
+    """One GPU: its sampling while it runs, else why it does not and when it is tried again."""
+
+    def __init__(self, plan: Plan, index: int, bus_id: str) -> None:
+        self.index = index
+        self.entity = Entity("gpu", bus_id)
+        self.reason = ""
+        self.lasting = False  # only somebody can change it
+        self.retry_ns = 0
+        self.group: Group | None = None
+        self.interval_ns = plan.interval_ns
+        self._plan = plan
+        self._device: Device | None = None
+        self._choice = pm_metrics.Choice((), {})
+        self._session: Session | None = None
+        self._begun_ns = 0
+        self._off = False
+        self._dear: dict[str, str] = {}  # columns that cost too much
+        self._row_ns = 0
+        self._cost: list[float] = [0.0, 0.0]  # seconds of a core, samples
+        self._totals: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Begin to sample, or note why not. The group stays once there is one."""
+        plan = self._plan
+        plan.words[page.READING] = self.index
+        try:
+            try:
+                self._begin()
+            except CuptiError as fault:
+                # Once, after the last process on the GPU has ended.
+                if (fault.call, fault.result) != ("cuptiPmSamplingStart", api.UNKNOWN):
+                    raise
+                self._begin()
+            self.reason, self.lasting = "", False
+        except (CudaError, CuptiError, SourceUnsupported) as fault:
+            self._fail(fault)
+        finally:
+            plan.words[page.READING] = page.NOT_READING
+
+    def _begin(self) -> None:
+        plan = self._plan
+        if self._device is None:
+            device = Device(plan.cupti, plan.cuda.device(self.entity.id))
+            if device.chip.startswith(NO_TIME_TRIGGER):
+                raise SourceUnsupported(f"{device.chip} cannot sample by time")
+            self._choice = pm_metrics.choose(plan.chosen_set, self._dear, device.passes)
+            if not self._choice.metrics:
+                raise SourceUnsupported(f"{device.chip} has none of the metrics")
+            self._device = device
+        metrics = self._choice.metrics
+        self._session = Session(
+            self._device,
+            tuple(metric.name for metric in metrics),
+            sum(metric.bytes for metric in metrics),
+            self.interval_ns,
+        )
+        self._begun_ns = monotonic_ns()
+        columns = columns_of(self.entity, plan.chosen_set, self._choice.without)
+        place = {metric.column: (number, metric.scale) for number, metric in enumerate(metrics)}
+        self._cells = [
+            (*place[column.name], column.name if column.signal.kind is Kind.COUNTER else "")
+            for column in columns
+        ]
+        self._totals = {column.name: self._totals.get(column.name, 0) for column in columns}
+        if self.group is None or self.group.columns != columns:
+            self.group = Group(
+                f"pm{self.index}",
+                columns,
+                plan.interval_ns,
+                phase_ns=self.index * DELIVERY_NS // plan.gpus,
+                delivery_ns=DELIVERY_NS,
+                drain=self.drain,
+                pace=self.pace,
+            )
+        left = "".join(f"; without {name}: {why}" for name, why in self._choice.without.items())
+        every = f"every {self.interval_ns / MILLISECOND_NS:g} ms"
+        self._tell(f"{len(metrics)} metrics {every} with CUPTI {plan.library.name}{left}")
+
+    def _fail(self, fault: Exception) -> None:
+        before, result = self.reason, getattr(fault, "result", None)
+        self.stop()
+        self.retry_ns = monotonic_ns() + RETRY_NS
+        self.lasting = isinstance(fault, SourceUnsupported) or result in REFUSALS
+        self.reason = REFUSALS.get(result or 0, str(fault))
+        if isinstance(fault, CuptiError):
+            self._plan.findings.errors[str(fault)] += 1
+            if result in TAKEN and fault.call != "cuptiPmSamplingDecodeData":
+                self.reason = f"{TAKEN[result]}: {fault}"
+        self._device = None  # what may be had is asked anew
+        if self.reason != before:
+            self._tell(f"unavailable: {self.reason}")
+
+    def stop(self) -> None:
+        """Give the counters back."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def drain(self) -> Sequence[TimedRow]:
+        """Return what has come since the last time, a row for each interval."""
+        if self._session is None:
+            return ()
+        plan, session = self._plan, self._session
+        plan.words[page.READING] = self.index
+        began_ns, cpu = monotonic_ns(), time.thread_time()
+        try:
+            drained = session.drain()
+        except CuptiError as fault:
+            self._fail(fault)
+            if monotonic_ns() - self._begun_ns > RETRY_NS:
+                self.retry_ns = 0
+            return ()
+        finally:
+            plan.words[page.READING] = page.NOT_READING
+        self._cost[0] += time.thread_time() - cpu
+        self._cost[1] += len(drained.samples)
+        if drained.left_out:
+            plan.findings.errors["too_long"] += drained.left_out
+        if drained.overflow:
+            plan.findings.errors["overflow"] += 1
+            self.stop()
+            self.start()
+        return self._rows(drained, began_ns)
+
+    def _rows(self, drained: Drained, began_ns: int) -> list[TimedRow]:
+        """Return rows at the ends of intervals: totals up to then, and means of the interval."""
+        rows: list[TimedRow] = []
+        if not drained.samples:
+            return rows
+        now = read_clocks()
+        shift_ns = now.monotonic_ns - now.realtime_ns
+        newest_ns = drained.samples[-1].end_ns + shift_ns
+        # The newest is of the drain itself, else the wall clock was moved meanwhile.
+        oldest_ns = began_ns - STALE_NS - 2 * self.interval_ns
+        if not oldest_ns < newest_ns <= now.monotonic_ns:
+            shift_ns += now.monotonic_ns - newest_ns
+        for sample in drained.samples:
+            time_ns = sample.end_ns + shift_ns
+            if time_ns <= self._row_ns:
+                self._plan.findings.errors["out_of_order"] += 1
+                continue
+            self._row_ns = time_ns
+            rows.append((time_ns, self._row(sample.values)))
+        return rows
+
+    def _row(self, values: Sequence[float]) -> list[float]:
+        cells: list[float] = []
+        totals = self._totals
+        for number, scale, counter in self._cells:
+            value = values[number] * scale
+            if not 0 <= value < MOST_OF_A_SAMPLE:  # or it is no number
+                self._plan.findings.errors["implausible"] += 1
+                cells.append(UNKNOWN_INTEGER if counter else UNKNOWN_GAUGE)
+            elif counter:
+                totals[counter] = total = (totals[counter] + round(value)) % LARGEST
+                cells.append(total)
+            else:
+                cells.append(1.0 if scale != 1 and 1 < value < ROUNDING else value)
+        return cells
+
+    def pace(self, scale: float) -> int:
+        """Sample so many times more rarely, in steps of ten, or not at all; return the interval."""
+        planned_ns = self._plan.interval_ns
+        self._off = scale == 0
+        if self._off:
+            self.stop()
+            return planned_ns
+        slower = int(10 ** math.ceil(math.log10(max(scale, 1.0)) - 1e-9))
+        interval_ns = min(planned_ns * slower, max(INTERVALS_NS.values()))
+        idle = self._session is None and not self.reason
+        if interval_ns != self.interval_ns or idle:
+            self.interval_ns = interval_ns
+            self.stop()
+            if not self.reason:
+                self.start()
+        return interval_ns
+
+    def upkeep(self, now_ns: int) -> None:
+        """Try again what failed; leave out the metric that is worth least if all cost too much."""
+        if self.reason and not self._off and now_ns >= self.retry_ns:
+            self.start()
+        seconds, samples = self._cost
+        if samples < JUDGED_SAMPLES:
+            return
+        self._cost = [0.0, 0.0]
+        metrics = self._choice.metrics
+        if seconds / samples > DEAREST_SECONDS and len(metrics) > 1:
+            why = f"a sample took {seconds / samples * 1e6:.0f} us of a core with it"
+            self._dear[metrics[-1].column] = why
+            self.stop()
+            self._device = None
+            self.start()
+
+    def _tell(self, detail: str) -> None:
+        event = Event(monotonic_ns(), self.entity, "pm_mode", detail)
+        self._plan.findings.events.append(event)
