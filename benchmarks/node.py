@@ -2,10 +2,12 @@
 
     python benchmarks/node.py --output DIRECTORY [--seconds 470] [--parts soak,jobs]
     python benchmarks/node.py --output DIRECTORY --seconds 150 --pretend    # without a GPU
+    python benchmarks/node.py --output DIRECTORY --seconds 480 --parts churn
 
 The daemon runs all the while with everything on, beside jobs that come and go. It is over when the
-seconds are, whatever happens; parts that no longer fit are left out, and said so. `results.json` is
-written after each part; beside it are the report of `gpuwatch verify` as JSON and HTML, a recording
+seconds are, whatever happens; parts that no longer fit are left out, and said so. `churn` has jobs
+come and go for minutes, and is run if it is named. `results.json` is written after each part, and
+`churn.json` meanwhile; beside it are the report of `gpuwatch verify` as JSON and HTML, a recording
 `host.gwr`, and the daemon's log. Needs torch; no setting of a GPU is changed.
 """
 
@@ -25,6 +27,7 @@ from typing import Any
 import pm_sampler
 from canary_bench import PASSED_ON
 from node_bench import Bench
+from node_churn import churn
 from node_jobs import jobs
 from node_parts import allreduce, killed, pm_sets, recording, soak, verify
 from node_table import table
@@ -40,7 +43,9 @@ PARTS: dict[str, tuple[Callable[[Bench, float], dict[str, Any]], float, float]] 
     "allreduce": (allreduce, 40, 20),
     "killed": (killed, 25, 8),
     "pm_sets": (pm_sets, 40, 25),
+    "churn": (churn, 470, 60),
 }
+ALONE = ("churn",)  # takes all the seconds
 WHOLE_SECONDS = 470.0
 
 
@@ -105,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in ALONE))
     parser.add_argument("--pretend", action="store_true")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +144,7 @@ def main() -> int:
         print(f"{time.monotonic() - begun:5.0f} s  {name} ...", flush=True)
         found[name] = tried(bench, name, scale, alone=len(names) == 1)
         with contextlib.suppress(Exception):
-            found["memory"] = bench.memory.since(begun + RINGS_SECONDS)
+            found["memory"] = bench.memory.since(begun + min(RINGS_SECONDS, options.seconds / 2))
         write()
     with contextlib.suppress(Exception):
         events = bench.status()["events"]

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import math
+import operator
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from node_watch import listed
 from pm_sampler import RingReader, Series
 
 from gpuwatch.control import request
+from gpuwatch.gpu_readings import memory
 
 # Everything as it comes, but for canaries that come often, and disks of rented machines.
 CONFIG = """
@@ -43,7 +45,7 @@ PARTS = ("gpuwatch run", "gpuwatch.daemon", "gpuwatch.sampler", "gpuwatch.reader
 
 
 class Memory(threading.Thread):
-    """Proportional set size of the daemon's processes, canaries apart: (seconds, MiB by name)."""
+    """Memory of the daemon's processes, canaries apart: (seconds, MiB by name), PSS and RSS."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -55,9 +57,9 @@ class Memory(threading.Thread):
                 self.looks.append((time.monotonic(), self.look()))
             time.sleep(MEMORY_SECONDS)
 
-    def look(self) -> dict[str, float]:
+    def look(self) -> dict[str, dict[str, float]]:
         top = psutil.Process(self.pid)
-        found: dict[str, float] = {}
+        found: dict[str, dict[str, float]] = {"pss": {}, "rss": {}}
         for one in (top, *top.children(recursive=True)):
             with contextlib.suppress(psutil.Error, OSError, ValueError):
                 words = one.cmdline()
@@ -65,23 +67,52 @@ class Memory(threading.Thread):
                 name = " ".join(words[place : place + 2])
                 # A canary, its torch, and those who look at GPUs for it come and go.
                 if name.startswith(PARTS):
-                    size = one.memory_full_info().pss / 2**20
-                    found[name] = found.get(name, 0.0) + size
+                    told = one.memory_full_info()
+                    for kind, sizes in found.items():
+                        sizes[name] = sizes.get(name, 0.0) + getattr(told, kind) / 2**20
         return found
 
     def since(self, start: float) -> dict[str, Any]:
-        """Return first and last look from a moment on, and the slope with its 95 % interval."""
-        looks = [(when, sum(sizes.values()), sizes) for when, sizes in self.looks if when >= start]
+        """Return first and last look from a moment on, and slopes with their 95 % intervals."""
+        looks = [(when, sizes) for when, sizes in self.looks if when >= start]
         if len(looks) < 4:
             return {"looks": len(looks)}
-        times, sizes = [one[0] / 3600 for one in looks], [one[1] for one in looks]
-        slope, base = statistics.linear_regression(times, sizes)
-        rest = sum((y - base - slope * x) ** 2 for x, y in zip(times, sizes, strict=True))
-        spread = sum((x - statistics.fmean(times)) ** 2 for x in times)
-        half = 1.96 * math.sqrt(rest / (len(looks) - 2) / spread)
-        return {"start_mib": sizes[0], "end_mib": sizes[-1], "seconds": looks[-1][0] - looks[0][0],
-                "mib_per_hour": [slope - half, slope, slope + half],
-                "first": looks[0][2], "last": looks[-1][2]}  # fmt: skip
+        hours = [when / 3600 for when, _ in looks]
+        every = [sum(sizes["pss"].values()) for _, sizes in looks]
+        resident = [sum(sizes["rss"].values()) for _, sizes in looks]
+        first, last = looks[0][1]["pss"], looks[-1][1]["pss"]
+        return {
+            "start_mib": every[0],
+            "end_mib": every[-1],
+            "most_mib": max(every),
+            "seconds": looks[-1][0] - looks[0][0],
+            "mib_per_hour": slope(hours, every),
+            "rss_mib_per_hour": slope(hours, resident),
+            "mib_per_hour_of_each": {
+                name: slope(hours, [sizes["pss"].get(name, 0.0) for _, sizes in looks])
+                for name in last
+            },
+            "first": first,
+            "last": last,
+        }
+
+
+def slope(times: list[float], values: list[float]) -> list[float]:
+    """Return the slope of a line through values, between the ends of its 95 % interval.
+
+    Neighbours are alike, so there are fewer independent values than values (first-order
+    autocorrelation of what is left beside the line), and Student's t is of so many.
+    """
+    found, base = statistics.linear_regression(times, values)
+    rest = [y - base - found * x for x, y in zip(times, values, strict=True)]
+    squares = sum(one * one for one in rest)
+    alike = sum(map(operator.mul, rest, rest[1:])) / squares if squares else 0.0
+    alike = min(max(alike, 0.0), 0.95)
+    freedom = max(len(values) * (1 - alike) / (1 + alike) - 2, 1.0)
+    student = 1.96 + 2.37 / freedom + 2.82 / freedom**2  # to 4 % from three degrees on
+    middle = statistics.fmean(times)
+    half = student * math.sqrt(squares / freedom / sum((x - middle) ** 2 for x in times))
+    return [found - half, found, found + half]
 
 
 class Bench:
@@ -91,6 +122,7 @@ class Bench:
         self.output, self.end, self.gpus, self.pretend = output, end, gpus, pretend
         self.flags = ["--pretend"] if pretend else []
         self.work = Path(tempfile.mkdtemp(prefix="gpuwatch-node-"))
+        self.used_bytes = [] if pretend else used_bytes()  # with nobody there
         self.children: list[subprocess.Popen[str]] = []
         more = ["--path.runtime", str(RUNTIME)]
         if pretend:
@@ -102,9 +134,9 @@ class Bench:
         self.seen: list[list[Any]] = []
         self.partial: dict[str, Any] = {}  # what a part has found so far
 
-    def watch(self) -> None:
+    def watch(self, *flags: str) -> None:
         """Have `seen` tell who is on the GPUs, until the part ends."""
-        watcher = self.start("node_watch.py", *self.flags, stdout=subprocess.PIPE)
+        watcher = self.start("node_watch.py", *self.flags, *flags, stdout=subprocess.PIPE)
 
         def hear() -> None:
             for line in watcher.stdout or ():
@@ -200,7 +232,11 @@ class Bench:
         stopped, status = time.monotonic() - start, self.host.process.poll()
         time.sleep(0.3)
         on_gpus: list[list[int]] = []
+        more_bytes: list[int] = []
         if not self.pretend:
+            more_bytes = [
+                now - then for now, then in zip(used_bytes(), self.used_bytes, strict=True)
+            ]
             pynvml.nvmlInit()
             on_gpus = listed()
         named = [p for p in Path("/proc").glob("[0-9]*") if read(f"{p}/comm").strip() == TITLE]
@@ -210,6 +246,7 @@ class Bench:
             "runtime": [path.name for path in RUNTIME.glob("*")] if RUNTIME.exists() else [],
             "canaries": [path.name for path in named if not self.pretend],
             "on_gpus": sorted(pid for pids in on_gpus for pid in pids),
+            "more_bytes": more_bytes,
             "errors": self.errors(),
         }
         self.kill()
@@ -225,6 +262,16 @@ class Bench:
         (self.output / "daemon.log").write_text(log[-1_000_000:])
         for path in (self.work, RUNTIME):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def used_bytes() -> list[int]:
+    """Return the memory in use on each GPU."""
+    pynvml.nvmlInit()
+    count = pynvml.nvmlDeviceGetCount()
+    gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    found = [int(memory(gpu)[0] or 0) for gpu in gpus]
+    pynvml.nvmlShutdown()
+    return found
 
 
 def quantiles(values: list[float], *shares: float) -> list[float]:

@@ -6,6 +6,7 @@ It prints "ready" when torch is imported, without a context on any GPU, and wait
 """
 
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 JOB = "node-job"
 EDGE, BATCH = 8192, 8
 LATER_SECONDS = 3.0
+SLOW = 1.4  # times what is usual: somebody else has the GPU as well
 
 
 class Work:
@@ -22,6 +24,8 @@ class Work:
     def __init__(self, torch: Any, gpu: int) -> None:
         self.torch, self.gpu = torch, gpu
         torch.cuda.set_device(gpu)
+        torch.cuda.synchronize()
+        self.kernels_ns = time.monotonic_ns()  # none began before
         options = {"device": f"cuda:{gpu}", "dtype": torch.bfloat16}
         self.cells = [torch.randn(EDGE, EDGE, **options) for _ in range(3)]
         self.marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -44,12 +48,23 @@ class Work:
 class Pretended:
     def __init__(self, torch: Any, gpu: int) -> None:
         del torch, gpu
+        self.kernels_ns = time.monotonic_ns()
 
     def begin(self) -> None:
         time.sleep(0.01)
 
     def end(self) -> float:
         return 10.0
+
+
+def slowed(times: list[tuple[float, float]]) -> dict[str, float]:
+    """Return of the first second by how much work took longer in all, and until when it did."""
+    usual = statistics.median(each for when, each in times if when >= min(1.0, times[-1][0]))
+    slow = [(when, each) for when, each in times if when < 1 and each > SLOW * usual]
+    return {
+        "slow_ms": sum((each - usual) * BATCH for _, each in slow),
+        "slow_until_ms": max((when * 1e3 + each * BATCH for when, each in slow), default=0.0),
+    }
 
 
 def main() -> None:
@@ -70,7 +85,9 @@ def main() -> None:
         for work in works:
             work.begin()
         times += [(passed, work.end()) for work in works]
-    answer = {"go_ns": go_ns, "start_seconds": (first_ns - go_ns) / 1e9}
+    answer: dict[str, Any] = {"go_ns": go_ns, "start_seconds": (first_ns - go_ns) / 1e9}
+    answer["kernels_ns"] = [work.kernels_ns for work in works]
+    answer |= slowed(times)
     for name, low, high in (("first_second", 0.0, 1.0), ("later", LATER_SECONDS, 1e9)):
         found = [each for when, each in times if low <= when < high]
         answer[f"{name}_ms"] = sum(found) / len(found) if found else None

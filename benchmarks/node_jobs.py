@@ -90,7 +90,8 @@ def beside(seen: list[list[Any]], since_ns: int) -> dict[str, Any]:
         if both and gpu not in open_ns:
             open_ns[gpu] = time_ns
         elif not both and gpu in open_ns:
-            overlaps.append({"gpu": gpu, "ms": (time_ns - open_ns.pop(gpu)) / MS})
+            ms = (time_ns - open_ns.pop(gpu)) / MS
+            overlaps.append({"gpu": gpu, "ms": ms, "end_ns": time_ns})
         last[gpu] = (time_ns, canaries, others)
     longest = max((one["ms"] for one in overlaps), default=0.0)
     return {"overlaps": overlaps, "longest_overlap_ms": longest, "still_open": sorted(open_ns),

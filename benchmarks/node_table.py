@@ -92,6 +92,9 @@ def memory(one: dict[str, Any]) -> Iterator[Row]:
     if "mib_per_hour" in one:
         yield "PSS MiB, first and last", [one["start_mib"], one["end_mib"]], "350 MB"
         yield f"MiB an hour, 95 %, of {one['seconds']:.0f} s", one["mib_per_hour"], ""
+        yield "the same of RSS", one["rss_mib_per_hour"], ""
+        for name, line in one["mib_per_hour_of_each"].items():
+            yield f"    {name}", line, ""
         yield "PSS MiB of each, last", one["last"], ""
 
 
@@ -111,6 +114,47 @@ def jobs(one: dict[str, Any]) -> Iterator[Row]:
         for labels, count in one[what].items():
             yield f"{what} {labels}", count, ""
     yield "baselines", len(one["baselines"]), ""
+
+
+def churn(one: dict[str, Any]) -> Iterator[Row]:
+    yield "jobs, of them failed", [len(one["jobs"]), len(one["failed"])], "none failed"
+    yield "jobs that met a canary", sum(bool(job["met"]) for job in one["jobs"]), ""
+    for name, found in one["first_second_ratio"].items():
+        yield f"first second by later ones, {name}", found, ""
+    for what in ("runs", "skips"):
+        for labels, count in one[what].items():
+            yield f"{what} {labels}", count, ""
+    yield "canary gone after the job was listed, ms", one["gone_after_listed_ms"], "500 ms"
+    most = [job["overlap_at_most_ms"] for job in one["jobs"] if job["gone_ms"] is not None]
+    yield "there after the job's first kernel, ms", most, "50 ms"
+    yield "jobs beside kernels of a canary for more", one["overlapped"], "none"
+    yield "canaries begun beside a job", one["began_beside"], "none"
+    yield "still together at the end", one["still_open"], "none"
+    worst: dict[str, dict[str, Any]] = {}
+    for ring, run in one["rings"].items():
+        # Of rings that differ by the GPU or port alone the one that lost most, or was latest.
+        name = ring if ring.startswith("pm.") else re.sub("[0-9]+", "*", ring)
+        worst[name] = max(run, worst.get(name, run), key=behind)
+    for name, run in worst.items():
+        text = (
+            f"{run['rows']} of {run['expected']:.0f}, {run['gaps']} gaps of {run['gaps_ms']:.0f} ms"
+        )
+        late = run.get("late_us_p50_p99_p999_max")
+        yield f"rows {name}", text + (f", late us {shown(late)}" if late else ""), "none lost"
+    overflows = sum(count for labels, count in one["errors"].items() if "overflow" in labels)
+    yield "overflows of hardware counters", overflows, "none"
+    yield "uncovered seconds of hardware counters", one["uncovered"], "none"
+    yield "errors of sources", one["errors"], "none"
+    yield "planned reads that were not made", one["missing"], "none"
+    yield "restarts", one["restarts"], "none"
+    yield "CPU of a core, %", one["cpu_percent"], ""
+    yield "sources that are not on", one["states"], ""
+    yield "alerts", one["alerts"], ""
+
+
+def behind(run: dict[str, Any]) -> tuple[float, float]:
+    """Return what a ring lost, and how late its latest row was."""
+    return run["expected"] - run["rows"], run.get("late_us_p50_p99_p999_max", [0.0])[-1]
 
 
 def verify(one: dict[str, Any]) -> Iterator[Row]:
@@ -167,7 +211,11 @@ def killed(one: dict[str, Any]) -> Iterator[Row]:
 
 def closed(one: dict[str, Any]) -> Iterator[Row]:
     yield "stopped", f"in {one['stop_seconds']:.1f} s with {one['status']}", ""
-    yield "left", {key: one[key] for key in ("runtime", "canaries", "on_gpus")}, "nothing"
+    yield (
+        "left",
+        {key: one[key] for key in ("runtime", "canaries", "on_gpus", "more_bytes")},
+        "nothing",
+    )
     if one["errors"]:
         yield "errors of children", one["errors"][-300:], ""
 
@@ -176,6 +224,7 @@ ROWS = {
     "soak": soak,
     "memory": memory,
     "jobs": jobs,
+    "churn": churn,
     "verify": verify,
     "allreduce": verify,
     "recording": recording,

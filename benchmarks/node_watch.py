@@ -1,22 +1,20 @@
 """Says who is on each GPU by NVML, looking twenty times a second, until it is ended.
 
-    python node_watch.py [--pretend]
+    python node_watch.py [--pretend] [--period 0.05]
 
 A line of JSON at each change: the time on the monotonic clock, the GPU, processes of canaries,
 others. --pretend takes canaries and jobs of this host to be on two GPUs.
 """
 
+import argparse
 import contextlib
 import json
-import sys
 import time
 from pathlib import Path
 
 import pynvml
 from canary_bench import TITLE, read
 from node_job import JOB
-
-PERIOD_SECONDS = 0.05
 
 
 def listed() -> list[list[int]]:
@@ -33,7 +31,11 @@ def pretended() -> list[list[int]]:
 
 
 def main() -> None:
-    pretend = "--pretend" in sys.argv
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pretend", action="store_true")
+    parser.add_argument("--period", type=float, default=0.05)
+    options = parser.parse_args()
+    pretend = options.pretend
     if not pretend:
         pynvml.nvmlInit()
     names: dict[int, str] = {}
@@ -51,7 +53,7 @@ def main() -> None:
                 if now != before.get(gpu, [[], []]):
                     print(json.dumps([time.monotonic_ns(), gpu, *now]), flush=True)
                 before[gpu] = now
-        time.sleep(PERIOD_SECONDS)
+        time.sleep(options.period)
 
 
 if __name__ == "__main__":
