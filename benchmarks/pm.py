@@ -1,6 +1,7 @@
 """What PM sampling gives and costs on this host's real GPUs: one script, one run.
 
     python benchmarks/pm.py --output DIRECTORY [--parts truth,burst,cost,image,lifecycle,soak]
+    python benchmarks/pm.py --output DIRECTORY --parts sysclk,ring
     python benchmarks/pm.py --output DIRECTORY --parts slowdown --slowdown 100
 
 Uses the product's own sampler. Each part has its `--seconds`-like option, is reported even when it
@@ -315,9 +316,28 @@ def slowdown(options: argparse.Namespace) -> Any:
 @part
 def image(options: argparse.Namespace) -> Any:
     """Compare sizes of the image: CPU, memory, samples lost; and what a start takes of memory."""
-    command = [sys.executable, str(HERE / "pm_image.py"), "--seconds", str(options.image)]
+    return told(options, "pm_image.py", "--seconds", str(options.image))
+
+
+@part
+def sysclk(options: argparse.Namespace) -> Any:
+    """Sample by the sys clock, as GA100 and Turing have to: intervals, and bytes of known loads."""
+    return told(
+        options, "pm_raw.py", "sysclk", "--seconds", str(options.truth), *pm_sampler.PRETEND
+    )
+
+
+@part
+def ring(options: argparse.Namespace) -> Any:
+    """Record into a buffer that keeps the latest: CPU meanwhile, and what a drain gives by size."""
+    return told(options, "pm_raw.py", "ring", "--seconds", str(options.ring), *pm_sampler.PRETEND)
+
+
+def told(options: argparse.Namespace, script: str, *arguments: str) -> Any:
+    """Return what a script of its own prints, or how it failed."""
+    command = [sys.executable, str(HERE / script), *arguments]
     command += ["--library", options.library] if options.library else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode:
         return {"failed": done.stderr[-800:]}
     return json.loads(done.stdout)
@@ -506,6 +526,7 @@ def main() -> int:
     parser.add_argument("--cost", type=float, default=3.0, help="seconds of each combination")
     parser.add_argument("--slowdown", type=float, default=100.0)
     parser.add_argument("--image", type=float, default=2.0, help="seconds of each size")
+    parser.add_argument("--ring", type=float, default=6.0, help="seconds recorded into each buffer")
     parser.add_argument("--soak", type=float, default=30.0)
     parser.add_argument("--combinations", default="", help="load:set:interval,... of the cost")
     parser.add_argument("--library", default="", help='file of CUPTI; "" as gpuwatch finds it')

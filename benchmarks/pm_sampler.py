@@ -206,17 +206,25 @@ class Load:
         if line != "ready":
             raise RuntimeError(f"{self.what} did not start: {line!r}")
 
+    def go(self) -> None:
+        """Have it work, if it is ready."""
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Return what it did, once it has."""
+        assert self.process.stdout
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
     def run(self) -> dict[str, Any]:
         """Have it work, once it is ready; return what it did."""
         self.ready()
         time.sleep(SETTLE_SECONDS)
-        assert self.process.stdin
-        assert self.process.stdout
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
+        self.go()
+        return self.answer()
 
     def end(self) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -104,8 +104,8 @@ APPEND_MODE_SINCE, SET_CONFIG_BEFORE = (12, 8), 60
 UNTOLD = (0, 0)  # a version: 13.5 told none where there was no driver
 
 PM_SAMPLING = 1  # profilerType
-TIME_INTERVAL = 1  # triggerMode: nanoseconds
-KEEP_OLDEST = 0  # hwBufferAppendMode
+SYSCLK_INTERVAL, TIME_INTERVAL = 0, 1  # triggerMode: cycles, nanoseconds
+KEEP_OLDEST, KEEP_LATEST = 0, 1  # hwBufferAppendMode
 IMAGE_FULL = 1  # decodeStopReason
 
 # Results, as cupti_result.h numbers them.

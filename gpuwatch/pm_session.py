@@ -1,9 +1,13 @@
 """PM sampling of one GPU: its hardware writes a record each interval, which is decoded here.
 
 The records go to a buffer that keeps the oldest: one that is not emptied in time overflows, and
-what came after is lost. No CUDA context is made and none of the GPU's memory is taken. To change
-the interval or the metrics takes another session (an H200 kept the old interval otherwise).
+what came after is lost. Or it keeps the latest: then nothing is to be done until somebody wants
+them. No CUDA context is made and none of the GPU's memory is taken. To change the interval or the
+metrics takes another session (an H200 kept the old interval otherwise).
 Call order and behaviour as seen with CUPTI 13.0.85 on an H200, driver 580.
+
+Intervals are of time, or of cycles of the GPU's sys clock where the chip knows no others. That
+clock varies, and intervals of cycles with it: each sample has its own begin and end.
 """
 
 import contextlib
@@ -22,6 +26,9 @@ BUFFER_LEAST = 2 * MIB
 # The image into which samples are decoded has room for all that the buffer may hold: what did not
 # fit was lost (H200: of 500 samples that had come, an image for 64 took 64, and the rest was gone).
 IMAGE_ROOM = 1.25
+LATEST_ROOM = 1.5  # there the newest would be lost
+# The slowest that a sys clock runs: a sample that would take a slower one spans several intervals.
+SLOWEST_HERTZ = 100e6
 
 
 class Sample(NamedTuple):
@@ -119,7 +126,12 @@ def buffer_bytes(sample_bytes: int, interval_ns: int) -> int:
 
 
 class Session:
-    """Sampling that runs: begun by making one, ended by `close`. Raises CuptiError."""
+    """Sampling that runs: begun by making one, ended by `close`. Raises CuptiError.
+
+    With `sys_hertz` an interval is of cycles of the sys clock, as many as `interval_ns` has at that
+    clock. With `latest_bytes` the buffer has that size and keeps the latest samples, to be drained
+    when somebody wants them.
+    """
 
     def __init__(
         self,
@@ -127,15 +139,24 @@ class Session:
         names: tuple[str, ...],
         sample_bytes: int,
         interval_ns: int,
+        *,
+        sys_hertz: float = 0.0,
+        latest_bytes: int = 0,
     ) -> None:
-        self.interval_ns = interval_ns
+        self.cycles = round(interval_ns * sys_hertz / SECOND_NS)
+        self._interval_ns = interval_ns
+        self._most_ns = interval_ns * 3 // 2
+        if self.cycles:
+            self._most_ns = round(self.cycles * SECOND_NS / SLOWEST_HERTZ)
         self._device = device
         self._end_ns = 0
         self._left_out = 0
         self._names = texts(names)
         self._values = (ctypes.c_double * len(names))()
-        self._buffer_bytes = buffer_bytes(sample_bytes, interval_ns)
-        self._samples = int(IMAGE_ROOM * self._buffer_bytes / sample_bytes)
+        self._append = api.KEEP_LATEST if latest_bytes else api.KEEP_OLDEST
+        self._buffer_bytes = latest_bytes or buffer_bytes(sample_bytes, interval_ns)
+        room = LATEST_ROOM if latest_bytes else IMAGE_ROOM
+        self._samples = int(room * self._buffer_bytes / sample_bytes)
         self._object = None
         self._host = device.host()
         try:
@@ -157,9 +178,9 @@ class Session:
             configSize=len(self._config),
             pConfig=ctypes.addressof(self._config),
             hardwareBufferSize=self._buffer_bytes,
-            samplingInterval=self.interval_ns,
-            triggerMode=api.TIME_INTERVAL,
-            hwBufferAppendMode=api.KEEP_OLDEST,
+            samplingInterval=self.cycles or self._interval_ns,
+            triggerMode=api.SYSCLK_INTERVAL if self.cycles else api.TIME_INTERVAL,
+            hwBufferAppendMode=self._append,
         )
 
     def _make_calls(self, metrics: int) -> None:
@@ -196,8 +217,8 @@ class Session:
     def drain(self) -> Drained:
         """Return the samples that have come since the last time, in order.
 
-        Those that span more than an interval are left out: the first one after a start does.
-        Raises CuptiError.
+        The first one after a start is left out, and those that span more than an interval: the
+        first that is left of many does. Raises CuptiError.
         """
         samples: list[Sample] = []
         self._clear.make()
@@ -215,14 +236,16 @@ class Session:
     def _take(self, samples: list[Sample]) -> None:
         """Add the complete samples of the image."""
         stamp, evaluate, values = self._stamp, self._evaluate, self._values
-        most_ns = self.interval_ns * 3 // 2
+        most_ns = self._most_ns
         for index in range(self._count.make().numCompletedSamples):
             stamp.params.sampleIndex = index
             told = stamp.make()
             start_ns, end_ns = told.startTimestamp, told.endTimestamp
             last_ns, self._end_ns = self._end_ns, end_ns
+            if not last_ns:
+                continue
             if not (0 < end_ns - start_ns <= most_ns or 0 < end_ns - last_ns <= most_ns):
-                self._left_out += last_ns > 0
+                self._left_out += 1
                 continue
             evaluate.params.rangeIndex = index
             evaluate.make()

@@ -14,6 +14,7 @@ A line of the script is a key with its values, and the last of a kind holds:
     absent METRIC            one that the chip does not have
     passes METRIC 2          one that takes more than one pass
     record 4096              bytes of a sample in the hardware's buffer
+    sysclk 1.4e9             the sys clock, whose cycles make intervals where time does not
     hole SINCE SECONDS       no samples from that wall time on, for so long
     result FUNCTION CODE     what a function answers; a GPU's number may follow
     hang FUNCTION 1          it does not return for that GPU

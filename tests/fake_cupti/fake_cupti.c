@@ -30,8 +30,8 @@ enum { LINES = 256, METRICS = 32, TEXT = 200 };
 typedef struct { char key[64]; char word[TEXT]; double number; double more; int has_more; } Line;
 typedef struct { int count; const char *names[METRICS]; } Host;
 typedef struct {
-    int gpu, lock, started, fresh;
-    uint64_t interval, next;
+    int gpu, lock, started, fresh, latest;
+    uint64_t interval, cycles, next;
     size_t buffer;
 } Session;
 typedef struct { uint64_t magic, most, count; struct { uint64_t start, end; } samples[]; } Image;
@@ -287,14 +287,22 @@ EXPORT int cuptiPmSamplingEnable(Enable *p) {
 
 EXPORT int cuptiPmSamplingSetConfig(SetConfig *p) {
     load();
-    const Line *api = find("api", NULL);
+    const Line *api = find("api", NULL), *chip = find("chip", NULL);
+    int turing = chip && !strncmp(chip->word, "TU", 2);
+    int latest = 0;
     if (api && atoi(api->word) < 26) {
         if (p->structSize != SIZED(SetConfig, trigger)) return 1;
-    } else CHECK(p, append);
-    if (p->config[0] != 1) return NOT_SUPPORTED;
-    if (p->trigger != 1 || p->session->started) return WRONG;
+    } else {
+        CHECK(p, append);
+        latest = p->append;
+    }
+    if (p->config[0] != 1 || (turing && latest)) return NOT_SUPPORTED;
+    if (p->trigger && (turing || (chip && !strcmp(chip->word, "GA100")))) return NOT_SUPPORTED;
+    if (p->trigger > 1 || p->session->started) return WRONG;
+    p->session->cycles = p->trigger ? 0 : p->interval;
     p->session->interval = p->interval;
     p->session->buffer = p->buffer;
+    p->session->latest = latest;
     return told("cuptiPmSamplingSetConfig", p->session->gpu);
 }
 
@@ -336,6 +344,14 @@ EXPORT int cuptiPmSamplingCounterDataImageInitialize(Clear *p) {
     return 0;
 }
 
+/* An interval of cycles lasts as long as the sys clock has it last now. */
+static void set_interval(Session *session) {
+    const Line *clock = find("sysclk", NULL);
+    if (session->cycles)
+        session->interval = (uint64_t)((double)session->cycles * 1e9 /
+                                       (clock ? atof(clock->word) : 1.4e9));
+}
+
 EXPORT int cuptiPmSamplingDecodeData(Decode *p) {
     CHECK(p, overflow);
     Session *session = p->session;
@@ -344,10 +360,19 @@ EXPORT int cuptiPmSamplingDecodeData(Decode *p) {
     if (result) return result;
     const Line *record = find("record", NULL), *hole = find("hole", NULL);
     uint64_t now = now_ns(), held = session->buffer / (record ? (uint64_t)atoi(record->word) : 4096);
+    uint64_t next = session->next + (session->fresh ? LONG_NS : 0);
     p->overflow = 0;
     p->reason = 2;
-    if (now > session->next + (session->fresh ? LONG_NS : 0) + held * session->interval)
-        return NO_ROOM;
+    set_interval(session);
+    if (now > next + held * session->interval) {
+        if (!session->latest) return NO_ROOM;
+        /* The first that is left spans what was overwritten, too. */
+        uint64_t lost = (now - next) / session->interval - held;
+        p->image->samples[p->image->count].start = session->next;
+        session->next = next + lost * session->interval;
+        p->image->samples[p->image->count++].end = session->next;
+        session->fresh = 0;
+    }
     while (session->next + session->interval <= now) {
         if (p->image->count == p->image->most) {
             p->reason = 1;
