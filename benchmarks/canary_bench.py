@@ -100,6 +100,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.cpu: bool = options.cpu
+        self.readings: int = options.readings
         self.output: Path = options.output
         self.errors = (self.output / "errors.log").open("a+")
         self.end = time.monotonic() + options.seconds

@@ -58,18 +58,36 @@ def only(*dtypes: str) -> None:
 
 
 def readings(told: dict[str, Any]) -> dict[str, Any]:
-    """Return values of many readings, one after the other."""
+    """Return values of many readings, canary after canary."""
     device, end = place(told), time.monotonic() + told["seconds"]
-    only("bf16")
     found: dict[str, list[float]] = {}
-    for _ in range(told["count"]):
-        for name in told["canaries"]:
+    for name in told["canaries"]:
+        for _ in range(told["count"]):
+            if time.monotonic() > end:
+                break
+            time.sleep(0 if told["cpu"] else SETTINGS["rest_seconds"])
             for one in product(name, told, device):
-                found.setdefault(f"{name} {one.get('direction', '')}".strip(), []).append(
-                    one["value"]
-                )
-        if time.monotonic() > end:
-            break
+                key = f"{name} {one.get('dtype') or one.get('direction') or ''}".strip()
+                found.setdefault(key, []).append(one["value"])
+    return found
+
+
+def startups(told: dict[str, Any]) -> list[float]:
+    """Return what it took to begin on a device, each time in a process that has torch already."""
+    found = []
+    for _ in range(told["count"]):
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            start = time.monotonic()
+            torch.ones(1, device=place(told)).add_(1)
+            if not told["cpu"]:
+                torch.cuda.synchronize()
+            os.write(writer, json.dumps(time.monotonic() - start).encode())
+            os._exit(0)
+        os.close(writer)
+        found.append(float(os.read(reader, 64)))
+        os.close(reader)
+        os.waitpid(child, 0)
     return found
 
 
@@ -240,6 +258,7 @@ def flipped(told: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    part = {one.__name__: one for one in (readings, reference, allreduce, job, flipped)}
+    parts = (readings, startups, reference, allreduce, job, flipped)
+    part = {one.__name__: one for one in parts}
     print(json.dumps(part[sys.argv[1]](json.loads(sys.argv[2]))), flush=True)
     os._exit(0)  # not by way of NCCL's end, which may wait

@@ -351,35 +351,3 @@ def per_hertz(bench: Bench) -> dict[str, Any]:
     steady = bool(wide) and all(hertz <= 0.02 for _, hertz in wide.values())
     checks = {} if bench.cpu else {"a hertz within 2 %": steady}
     return {"values": found, "most_by_least": wide, "checks": checks}
-
-
-def spread(bench: Bench) -> dict[str, Any]:
-    """See how equal readings differ, of GPUs at the same time; PCIe, which they share, in turn."""
-    bench.settle()
-    ranks = range(1 if bench.cpu else bench.ranks)
-    told = {"canaries": ["matmul", "memory"], "count": 20, "seconds": min(30.0, bench.left - 5)}
-    children = [bench.child("readings", {**told, "gpu": rank}) for rank in ranks]
-    found = {f"GPU {rank}": bench.result(one) for rank, one in enumerate(children)}
-    for rank in ranks:
-        found[f"GPU {rank}"] |= bench.asked(
-            "readings", gpu=rank, canaries=["pcie"], count=12, seconds=8.0
-        )
-    reduced: list[float] = []
-    end = min(bench.end - 60, time.monotonic() + 25)
-    while bench.ranks > 1 and len(reduced) < 10 and time.monotonic() < end:
-        with Run(bench.task("allreduce", bench.uuids), sys.executable) as run:
-            reduced += [one["value"] for one in finished(run).readings]
-    found["host"] = {"allreduce": reduced}
-    spreads = {
-        f"{where} {name}": {
-            "n": len(values),
-            "cv": statistics.stdev(values) / statistics.fmean(values),
-            "most_from_median": max(abs(one / statistics.median(values) - 1) for one in values),
-            "first_from_median": values[0] / statistics.median(values) - 1,
-        }
-        for where, one in found.items()
-        for name, values in one.items()
-        if len(values) > 1
-    }
-    wide = [name for name, one in spreads.items() if one["cv"] > 0.01]
-    return {"values": found, "spreads": spreads, "checks": {"CV of 1 % at most": not wide}}
