@@ -50,17 +50,27 @@ BLOCKS = 16  # at a time: there may be no end of it
 LINES = 1000  # of one run
 LINE_BYTES = 64 * 1024
 TAIL_BYTES = 8 * 1024  # of what it says on standard error
-# What one node's own links need, and what makes a hang shorter. All else of NCCL stays as the site
-# has set it.
-NCCL = {
+# What makes a hang shorter, and ranks of one node find each other. All else of NCCL stays as the
+# site has set it.
+ANY_NCCL = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,TUNING",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NET_PLUGIN": "none",
     "NCCL_RAS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
+# By the node's own links alone.
+NCCL = {**ANY_NCCL, "NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "none"}
+# By its NICs alone, between all neighbours. Which network, plugin and NICs is left to the site.
+NCCL_BY_NICS = {
+    **ANY_NCCL,
+    "NCCL_ALGO": "Ring",
+    "NCCL_NET_DISABLE_INTRA": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_PXN_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
 }
 
 Ended = Literal["ok", "failed", "aborted", "skipped"]
@@ -187,8 +197,9 @@ class Run:
 
     def _environment(self) -> dict[str, str]:
         """Return the caller's environment, changed so that the run touches its own GPUs alone."""
+        canary = CANARIES.get(self.task.canary)
         chosen = {
-            **NCCL,
+            **(NCCL_BY_NICS if canary and canary.by_nics else NCCL),
             "NCCL_DEBUG_FILE": f"{self.scratch}/nccl.%p",
             "CUDA_VISIBLE_DEVICES": ",".join(self.task.gpus),
             # A users' MPS server would share its fate with us; the driver looks for it by itself.

@@ -6,12 +6,12 @@ know becomes an event. Counts are those since the daemon's start. All calls come
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from gpuwatch.baseline import Baseline, Judgement
-from gpuwatch.canaries import CANARIES
+from gpuwatch.canaries import CANARIES, USUAL
 from gpuwatch.canary_reading import RESULTS, CanaryReading
 from gpuwatch.canary_text import shape_text
 from gpuwatch.clock import monotonic_ns
@@ -40,18 +40,22 @@ REASONS = (
 class CanaryLedger:
     """Takes results in, and has what became of them.
 
-    `note` gets events. Of the whole node `runs` counts by canary and result, for each GPU one that
-    ran on it, and one that gave several results once for each; `skips` by canary and reason.
+    `note` gets events, and `run` are the canaries of the config. Of the whole node `runs` counts by
+    canary and result, for each GPU one that ran on it, and one that gave several results once for
+    each; `skips` by canary and reason.
     """
 
-    def __init__(self, baseline: Baseline, note: Callable[[Event], None]) -> None:
+    def __init__(
+        self, baseline: Baseline, note: Callable[[Event], None], run: Iterable[str] = ()
+    ) -> None:
         self._baseline = baseline
         self._note = note
+        counted = dict.fromkeys((*USUAL, *run))
         self.runs: Counter[tuple[str, str]] = Counter(
-            {(canary, result): 0 for canary in CANARIES for result in RESULTS}
+            {(canary, result): 0 for canary in counted for result in RESULTS}
         )
         self.skips: Counter[tuple[str, str]] = Counter(
-            {(canary, reason): 0 for canary in CANARIES for reason in REASONS}
+            {(canary, reason): 0 for canary in counted for reason in REASONS}
         )
         self._last_run: dict[tuple[Entity, str], tuple[float, set[str]]] = {}
         # Courses whose regression was told, some of them before this start.

@@ -17,6 +17,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "memory": "bytes_per_second",
         "pcie": "bytes_per_second",
         "allreduce": "bytes_per_second",
+        "allreduce_net": "bytes_per_second",
         "integrity": "seconds",
         "startup": "seconds",
         "sustained": "flops_per_second",
@@ -50,7 +51,8 @@ class CanaryReading:
     anything but the power limit held the clocks down in the run. `time` is unix seconds: when the
     context on the GPU was made, and `seconds` how long it was until the run's process had ended.
     `environment` is what else the value depends on: driver, cuda, nccl, torch, vbios,
-    power_limit_watts, ecc, locked_clocks, algorithm, gpu_set. `model` is NVML's name of the GPU.
+    power_limit_watts, ecc, locked_clocks, algorithm, network, gpu_set. `model` is NVML's name of
+    the GPU.
 
     `result`: "ok"; "wrong", it computed something else than it should; "failed", it could not be
     run to its end; "aborted", it was ended because somebody else needed the GPU. `detail` says in

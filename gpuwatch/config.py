@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gpuwatch import toml, web_config
 from gpuwatch.address import DEFAULT_PORT, normalise
-from gpuwatch.canaries import CANARIES
+from gpuwatch.canaries import CANARIES, USUAL
 from gpuwatch.errors import ConfigError
 from gpuwatch.logs import Format, Level
 from gpuwatch.paths import runtime_directory, state_directory
@@ -212,7 +212,7 @@ class Canary(Section):
 
     enabled: bool = True
     python: Text = ""
-    run: list[Annotated[str, Field(pattern=_CANARY)]] = list(CANARIES)
+    run: list[Annotated[str, Field(pattern=_CANARY)]] = list(USUAL)
     size: Literal["full", "small", "tiny"] = "full"
     interval_seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = 3600.0
     settle_seconds: Annotated[float, Field(ge=0, le=86400)] = 60.0

@@ -95,7 +95,7 @@ class Daemon:
         self.engine = AlertEngine(RULES, self.config["rules"], self.store, boot_id)
         self.leases = Leases(self.store, boot_id)
         self.baseline = Baseline(self.store, lambda about: in_trouble(self, about))
-        self.canary_ledger = CanaryLedger(self.baseline, self.note)
+        self.canary_ledger = CanaryLedger(self.baseline, self.note, self.config["canary"]["run"])
         self.standings = Standings(self.config["source"]["file"])
         self.simulated_canaries = SimulatedCanaries(self)
         self.idle = IdleTime()

@@ -53,6 +53,16 @@ def devices(sysfs: Path) -> list[str]:
         return []
 
 
+def linked(sysfs: Path) -> bool:
+    """Say whether a port of a NIC is up; what is RDMA in software alone is none."""
+    return any(
+        attribute.read(state).endswith("ACTIVE")
+        for device in devices(sysfs)
+        if (sysfs / "class/infiniband" / device / "device").exists()
+        for state in (sysfs / "class/infiniband" / device).glob("ports/*/state")
+    )
+
+
 def rdma_ports(sysfs: Path, settings: Mapping[str, Any]) -> list[RdmaPort]:
     """Return the ports that the section `network` of the config wants."""
     return [port for device in devices(sysfs) for port in ports_of(sysfs, device, settings)]

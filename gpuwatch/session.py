@@ -16,6 +16,7 @@ from gpuwatch.canary_reading import UNITS, CanaryReading
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.expected import expected
 from gpuwatch.look import Gpu, Looks
+from gpuwatch.rdma_ports import linked
 from gpuwatch.signals import HOST, Entity
 from gpuwatch.topology import node_processors
 
@@ -71,7 +72,7 @@ class Result:
         more = {"algorithm_bytes_per_second": (self.told or {}).get("algorithm_bytes_per_second")}
         return {
             **reading,
-            **(more if self.canary == "allreduce" else {}),
+            **(more if self.canary.startswith("allreduce") else {}),
             "gpu": self.gpu,
             "at_once": list(self.at_once),
             "result": self.result,
@@ -183,6 +184,8 @@ class Session:
         if len(unit) < canary.least_gpus:
             text = f"takes {canary.least_gpus} GPUs or more: {len(unit)} given"
             return Obstacle("gpus", text)
+        if canary.by_nics and not linked(self._sysfs):
+            return Obstacle("not_ready", "no RDMA port of a NIC is up: see gpuwatch_rdma_port_up")
         for gpu in unit:
             told = self._busy[gpu.number]
             if told and (gpu.fault or not self._force):

@@ -36,12 +36,32 @@ def outcome_of(run):
 def done(directory, program, **task):
     """Return how a child of that program ended, after its run has been put away."""
     with Run(
-        Task(canary="matmul", size=64, **task), sys.executable, child(directory, program)
+        Task(**{"canary": "matmul", "size": 64, **task}), sys.executable, child(directory, program)
     ) as run:
         outcome = outcome_of(run)
     assert not members(run.group)
     assert not list(Path(run.scratch).parent.glob(Path(run.scratch).name))
     return outcome
+
+
+def test_what_goes_by_nics_leaves_the_network_to_the_site(tmp_path, monkeypatch):
+    """NCCL is kept from all other ways; a site's network, plugin and devices are left as set."""
+    monkeypatch.setenv("NCCL_NET_PLUGIN", "site")
+    monkeypatch.setenv("NCCL_NET_DISABLE_INTRA", "1")  # as clouds advise for jobs
+    monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
+    outcome = done(
+        tmp_path,
+        """
+reading(environment={name: os.environ[name] for name in os.environ if name.startswith("NCCL_")})
+""",
+        canary="allreduce_net",
+        gpus=["GPU-a", "GPU-b"],
+    )
+    (reading,) = outcome.readings
+    told = reading["environment"]
+    assert [told[f"NCCL_{name}_DISABLE"] for name in ("P2P", "SHM")] == ["1", "1"]
+    assert (told["NCCL_NET_PLUGIN"], told["NCCL_NET_DISABLE_INTRA"]) == ("site", "0")
+    assert not {"NCCL_IB_DISABLE", "NCCL_NET"} & told.keys()
 
 
 def test_a_child_that_does_its_work(tmp_path):

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from node import IdleHost
 from pretend import PREAMBLE
+from rdma_tree import Tree
 from running import descendants, wait_for
 
+from gpuwatch.canaries import CANARIES, USUAL
 from gpuwatch.cli import main
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.lease import Leases, this_boot
@@ -253,6 +255,36 @@ def test_what_is_done_together(host, capsys):
     host.node.now("nvmlDeviceGetComputeMode", val=3, dev=1)
     code, (result,) = host.run(capsys, "allreduce")
     assert (code, result["detail"][:6]) == (3, "GPU 1:")
+
+
+def test_what_goes_by_nics_takes_one(host, capsys):
+    """Without a NIC whose RDMA port is up it is skipped, and with RDMA in software alone."""
+    host.interpreter(
+        "MORE = {}"
+        + MEASURES.replace('"gpu": rank', '"gpu": -1').replace(
+            "range(settings", "range(1, settings"
+        )
+    )
+    tree = Tree(host.node.sysfs)
+    code, (result,) = host.run(capsys, "allreduce_net")
+    assert (code, result["result"], result["reason"]) == (3, "skipped", "not_ready")
+    assert "no RDMA port of a NIC is up" in result["detail"]
+    tree.device("rxe0")
+    assert host.run(capsys, "allreduce_net")[0] == 3
+    tree.device("mlx5_0")
+    tree.pci("mlx5_0", "0000:1a:00.0")
+    code, (result,) = host.run(capsys, "allreduce_net")
+    assert (code, result["result"], result["expected"]) == (0, "ok", None)
+    tree.show("mlx5_0", state="1: DOWN")
+    assert host.run(capsys, "allreduce_net")[0] == 3
+
+
+def test_all_leaves_the_network_alone(host, capsys):
+    """What puts load on it is run where it is named."""
+    _, results = host.run(capsys, "all")
+    assert {one["canary"] for one in results} == set(USUAL)
+    _, results = host.run(capsys, "all", "allreduce_net")
+    assert {one["canary"] for one in results} == set(CANARIES)
 
 
 def test_what_a_daemon_has_kept(host, capsys):

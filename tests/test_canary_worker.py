@@ -79,7 +79,7 @@ def test_a_rest_ends_when_somebody_comes(monkeypatch):
 
 @pytest.fixture
 def worker(tmp_path):
-    """Return a worker beside whose results NCCL has written its log."""
+    """Return a worker beside whose results NCCL has written its log, of joining by P2P."""
     shutil.copy(LOG, tmp_path / f"nccl.{os.getpid()}")
     made = Worker(Task(canary="allreduce", size=1, gpus=["GPU-a"]).settings(str(tmp_path)), 1)
     version = SimpleNamespace(version=lambda: (2, 28, 9))
@@ -114,3 +114,57 @@ def test_a_log_that_tells_nothing(worker, tmp_path):
     (log,) = tmp_path.glob("nccl.*")
     log.unlink()
     assert (worker.transports(), worker.nccl()) == ([], {"nccl": "2.28.9"})
+
+
+# As NCCL's transport/net.cc writes it.
+BY_NET = "0[0] -> 1[1] [send] via NET/"
+
+
+def by(logs, *ways):
+    """Write NCCL's log anew, of ranks that are joined by these."""
+    for number, way in enumerate(ways):
+        text = LOG.read_text().replace("0[0] -> 1[1] via P2P/CUMEM", way)
+        (logs / f"nccl.{number}").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("ways", "name", "detail"),
+    [
+        (["IB/0/GDRDMA", "IB/1/GDRDMA"], "IB", "by IB, 2 NICs, with GPUDirect RDMA"),
+        (["IB/0/GDRDMA", "IB/0"], "IB", "by IB, 1 NICs, partly with GPUDirect RDMA"),
+        (["IB/3/Shared"], "IB", "by IB, 1 NICs, without GPUDirect RDMA"),
+        (
+            ["AWS Libfabric/0/GDRDMA(PCI)/Shared"],
+            "AWS Libfabric",
+            "by AWS Libfabric, 1 NICs, with GPUDirect RDMA",
+        ),
+    ],
+)
+def test_a_network_is_named(worker, tmp_path, ways, name, detail):
+    """What all ranks say of it; its name is a part of the environment, for baselines."""
+    (tmp_path / f"nccl.{os.getpid()}").unlink()
+    by(tmp_path, *(BY_NET + way for way in ways))
+    told = worker.canary("allreduce_net").network(worker)
+    assert (told["environment"]["network"], told["detail"]) == (name, detail)
+
+
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        ([f"{BY_NET}IB/0", f"{BY_NET}Socket/0"], "by sockets, not RDMA"),
+        ([f"{BY_NET}IB/0", "0[0] -> 1[1] via SHM/direct/direct"], "by NET/IB, SHM, not by one"),
+        (["0[0] -> 1[1] via P2P/CUMEM/read"], "by P2P, not by one network alone"),
+        (["0[0] -> 1[1]"], "does not tell"),
+    ],
+)
+def test_what_is_no_network_of_rdma_gives_no_reading(worker, tmp_path, monkeypatch, ways, said):
+    """Nothing comes out as network that went by a socket, by NVLink or by memory."""
+    (tmp_path / f"nccl.{os.getpid()}").unlink()
+    by(tmp_path, *ways)
+    errors = []
+    monkeypatch.setattr(worker, "error", lambda *told: errors.append(told))
+    with pytest.raises(ValueError, match=said):
+        worker.canary("allreduce_net").network(worker)
+    ((text, cause),) = errors
+    assert said in text
+    assert cause == "environment"  # it is skipped: that says nothing of the GPUs

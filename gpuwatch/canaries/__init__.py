@@ -18,6 +18,7 @@ class Canary(NamedTuple):
 
     `together`: all GPUs take part in one run, with a process each, else each has a run of its own.
     `sizes` are edges of a matrix, or bytes; "tiny" ones measure nothing and show that it works.
+    `by_nics`: it puts load on the network, and so is only run where that is asked for.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Canary(NamedTuple):
     sizes: Mapping[str, int]
     together: bool = False
     least_gpus: int = 1
+    by_nics: bool = False
 
 
 def _sizes(full: int, small: int, tiny: int) -> Mapping[str, int]:
@@ -47,6 +49,14 @@ CANARIES: Mapping[str, Canary] = MappingProxyType(
                 least_gpus=2,
             ),
             Canary(
+                "allreduce_net",
+                "all-reduce between the GPUs by way of their NICs",
+                _sizes(256 * MIB, 32 * MIB, 1 * MIB),
+                together=True,
+                least_gpus=2,
+                by_nics=True,
+            ),
+            Canary(
                 "integrity",
                 "whether sums of integers come out exact",
                 _sizes(4096, 2048, 128),
@@ -55,6 +65,7 @@ CANARIES: Mapping[str, Canary] = MappingProxyType(
         )
     }
 )
+USUAL = tuple(name for name, canary in CANARIES.items() if not canary.by_nics)
 LOADS: Mapping[str, Canary] = MappingProxyType(
     {
         load.name: load

@@ -7,7 +7,7 @@ a sum over and over of anything else would soon be infinite.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also in a Python that is older
 
 if TYPE_CHECKING:
     from gpuwatch.canary_worker import Worker
@@ -37,8 +37,18 @@ def least_free(worker: Worker) -> int:
     return min(int(worker.joined.get(f"free{rank}")) for rank in range(worker.ranks))
 
 
-def reduced(worker: Worker, number: int, size: int) -> bool:
-    """Tell of one size; say whether the next is worth it, as rank 0 has decided for all."""
+def links(worker: Worker) -> dict[str, Any]:
+    """Return what a reading says of how the ranks are joined."""
+    return {"transports": worker.transports(), "environment": worker.nccl()}
+
+
+def reduced(
+    worker: Worker, number: int, size: int, way: Callable[[Worker], dict[str, Any]] = links
+) -> bool:
+    """Tell of one size, and by which way; say whether the next is worth it.
+
+    Rank 0 has decided that for all.
+    """
     torch, distributed = worker.torch, worker.torch.distributed
     data = torch.zeros(size // 4, device=worker.device)
 
@@ -67,8 +77,7 @@ def reduced(worker: Worker, number: int, size: int) -> bool:
             size=size,
             value=rate * 2 * (worker.ranks - 1) / worker.ranks,
             algorithm_bytes_per_second=rate,
-            transports=worker.transports(),
-            environment=worker.nccl(),
+            **way(worker),
             **measured,
         )
         worker.joined.set(f"more{number}", "1" if seconds < SLOW_SECONDS else "0")

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpuwatch import canary_host, control, database, duration
 from gpuwatch.busy import Host, Obstacle, host_reason
-from gpuwatch.canaries import CANARIES
+from gpuwatch.canaries import CANARIES, USUAL
 from gpuwatch.canary_text import shape_text, written
 from gpuwatch.clock import read_clocks
 from gpuwatch.commands.run import config_request
@@ -81,7 +81,7 @@ class Canary:
             default=[],
             choices=(*CANARIES, "all"),
             metavar="NAME",
-            help=f"{', '.join(CANARIES)} or all",
+            help=f"{', '.join(CANARIES)}, or all but what goes by NICs: all",
         )
         parser.add_argument(
             "--between-jobs",
@@ -128,7 +128,8 @@ class Canary:
         python = config["canary"]["python"] or sys.executable
         if not os.access(python, os.X_OK) or not Path(python).is_file():
             raise ConfigError(f"[canary] python {python}: not an interpreter: name one with torch")
-        names = list(CANARIES) if "all" in names else list(dict.fromkeys(names))
+        named = [name for one in names for name in (USUAL if one == "all" else (one,))]
+        names = list(dict.fromkeys(named))
         # As an interrupt, so that the run is put away.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
