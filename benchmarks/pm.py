@@ -35,10 +35,8 @@ MS = 1_000_000
 FLOPS_PER_SM_CYCLE = 4096
 PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {}
 DRAM = ("gpu_dram_read_bytes_total", "gpu_dram_written_bytes_total")
-NVLINK = {  # what NVML calls raw, by the name of the data in it
-    "gpu_nvlink_raw_received_bytes_total": "gpu_nvlink_received_bytes_total",
-    "gpu_nvlink_raw_transmitted_bytes_total": "gpu_nvlink_transmitted_bytes_total",
-}
+NVLINK = ("gpu_nvlink_received_bytes_total", "gpu_nvlink_transmitted_bytes_total")
+NVLINK_RAW = ("gpu_nvlink_raw_received_bytes_total", "gpu_nvlink_raw_transmitted_bytes_total")
 PCIE = ("gpu_pcie_received_bytes_total", "gpu_pcie_transmitted_bytes_total")
 TENSOR, SM, CLOCK = "gpu_tensor_busy_ratio", "gpu_sm_busy_ratio", 'gpu_clock_hertz{clock="gpc"}'
 
@@ -108,19 +106,19 @@ def links(options: argparse.Namespace, sampler: Sampler, load: Load) -> dict[str
         time.sleep(ARRIVE_SECONDS + 1.0)
         start_ns, end_ns = did["start_ns"] - 100 * MS, did["end_ns"] + 100 * MS
         every = slow.series(start_ns - 1_500 * MS, monotonic_ns())
-        told = {
-            rows.entity: rows for rows in every if "gpu_nvlink_received_bytes_total" in rows.cells
-        }
+        told = {rows.entity: rows for rows in every if NVLINK[0] in rows.cells}
         found: dict[str, Any] = {"bytes": did["bytes"], "seconds": (end_ns - start_ns) / 1e9}
         for rows in sampler.series(start_ns, end_ns):
-            counted = {name: rows.rise(name) for name in NVLINK if name in rows.cells}
+            counted = {
+                name: rows.rise(name) for name in (*NVLINK, *NVLINK_RAW) if name in rows.cells
+            }
             # NVML counts in KiB.
-            by_nvml = {name: told[rows.entity].rise(NVLINK[name]) * 1024 for name in counted
+            by_nvml = {name: told[rows.entity].rise(name) * 1024 for name in NVLINK
                        if rows.entity in told}  # fmt: skip
             found[rows.entity] = {
                 "counted": counted, "nvml": by_nvml,
                 "to_payload": {name: count / did["bytes"] for name, count in counted.items()},
-                "to_nvml": {name: counted[name] / n for name, n in by_nvml.items() if n},
+                "to_nvml": {name: counted.get(name, 0) / n for name, n in by_nvml.items() if n},
                 **rows.about(),
             }  # fmt: skip
         load.end()

@@ -202,10 +202,12 @@ PCIE_RECEIVED, PCIE_TRANSMITTED = (
 NVLINK_RECEIVED, NVLINK_TRANSMITTED = (
     Signal(
         f"gpu_nvlink_{direction}_bytes_total",
-        f"Bytes of data that the GPU has {direction} over all its NVLinks since they came up.",
+        f"Bytes of data that the GPU has {direction} over all its NVLinks, since the daemon's"
+        " start; without those of the time in gpu_counters_uncovered_seconds_total.",
         Kind.COUNTER,
         "bytes",
         scale=1024.0,
+        total=Total.COVERED,
     )
     for direction in ("received", "transmitted")
 )

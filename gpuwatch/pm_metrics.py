@@ -28,6 +28,8 @@ class Metric(NamedTuple):
 METRICS = (
     Metric("gpu_dram_read_bytes_total", "dram__bytes_read.sum", 1, 1600),
     Metric("gpu_dram_written_bytes_total", "dram__bytes_write.sum", 1, 1600),
+    Metric("gpu_nvlink_received_bytes_total", "nvlrx__bytes_data_user.sum", 1, 600),
+    Metric("gpu_nvlink_transmitted_bytes_total", "nvltx__bytes_data_user.sum", 1, 600),
     Metric("gpu_nvlink_raw_received_bytes_total", "nvlrx__bytes.sum", 1, 600),
     Metric("gpu_nvlink_raw_transmitted_bytes_total", "nvltx__bytes.sum", 1, 600),
     Metric("gpu_pcie_received_bytes_total", "pcie__read_bytes.sum", 1, 50),

@@ -12,6 +12,8 @@ from typing import Any
 
 from gpuwatch.gpu_signals import (
     CLOCK,
+    NVLINK_RECEIVED,
+    NVLINK_TRANSMITTED,
     PCIE_RECEIVED,
     PCIE_TRANSMITTED,
 )
@@ -38,7 +40,9 @@ L2 = Signal(
     "bytes",
     total=Total.COVERED,
 )
-# On two H200 an all-reduce made 1.22 of the bytes that NVML counts as data.
+# NVML counts KiB.
+NVLINK_DATA = tuple(replace(signal, scale=1.0) for signal in (NVLINK_RECEIVED, NVLINK_TRANSMITTED))
+# On two H200 an all-reduce made 1.2 times as many as there were bytes of data.
 NVLINK_RAW = NVLINK_RAW_RECEIVED, NVLINK_RAW_TRANSMITTED = tuple(
     Signal(
         f"gpu_nvlink_raw_{direction}_bytes_total",
@@ -89,21 +93,20 @@ GPC_CLOCK = (
 )
 
 # Signals with their label, in the order of a ring: counters come first.
-DEFAULT = (
-    *((signal, "") for signal in (DRAM_READ, DRAM_WRITTEN)),
-    *((signal, "") for signal in NVLINK_RAW),
-    *((signal, "") for signal in (PCIE_RECEIVED, PCIE_TRANSMITTED)),
-    (GRAPHICS_BUSY, ""),
-    GPC_CLOCK,
+_COUNTERS = tuple(
+    (signal, "")
+    for signal in (
+        *(DRAM_READ, DRAM_WRITTEN),
+        *NVLINK_DATA,
+        *NVLINK_RAW,
+        *(PCIE_RECEIVED, PCIE_TRANSMITTED),
+    )
 )
-FULL = (
-    *DEFAULT[:6],
-    (L2, ""),
-    *DEFAULT[6:],
-    (SM_BUSY, ""),
-    (TENSOR_BUSY, ""),
-)
-SETS = {"default": DEFAULT, "full": FULL}
+_GAUGES = ((GRAPHICS_BUSY, ""), GPC_CLOCK)
+SETS = {
+    "default": (*_COUNTERS, *_GAUGES),
+    "full": (*_COUNTERS, (L2, ""), *_GAUGES, (SM_BUSY, ""), (TENSOR_BUSY, "")),
+}
 
 
 def columns_of(gpu: Entity, chosen: str, without: Iterable[str] = ()) -> tuple[Column, ...]:

@@ -223,7 +223,7 @@ def rates(shown, *before):
 
 
 def test_rates_are_what_counters_rose_by():
-    """Time of which a PCIe counter knows nothing is left out; a counter that fell has no rate."""
+    """Time of which counters know nothing is left out; a counter that fell has no rate."""
     shown = distinct(1)
     sent, got = ("gpu_nvlink_transmitted_bytes_total", "gpu_nvlink_received_bytes_total")
     counters, end_ns = shown.totals.counters, shown.ticks[0].end_ns
@@ -232,13 +232,13 @@ def test_rates_are_what_counters_rose_by():
     counters[GPU, sent], counters[GPU, got] = 1024e3 * 20, 1024e3 * 60
     before = dcgm.Counts(end_ns - 10 * SECOND_NS, old, {GPU: 0})
     shown.totals.uncovered_ns[GPU] = 2 * SECOND_NS
-    assert rates(shown, before) == [100.0, 2048000.0, 8.0]
+    assert rates(shown, before) == [100.0, 2560000.0, 10.0]
     unread = before._replace(end_ns=before.end_ns - SECOND_NS, counters={(GPU, sent): float("nan")})
-    assert rates(shown, unread, before) == [100.0, 2048000.0, 8.0]
+    assert rates(shown, unread, before) == [100.0, 2560000.0, 10.0]
     assert rates(shown, unread) == rates(shown) == [None, None, None]
     assert rates(shown, before._replace(end_ns=end_ns)) == [None, None, None]
     assert rates(shown, before._replace(counters={**old, (GPU, got): 1e12}))[1:] == [
-        2048000.0,
+        2560000.0,
         None,
     ]
     for tick in shown.ticks:

@@ -94,9 +94,9 @@ def test_arrays_give_the_windows_that_loops_give(stretch):
 
 def steady(milliseconds, *, first=0, read=0, received=0, sent=0, copied=0, busy=1.0, skip=()):
     """Return rows each millisecond in which so many bytes moved in each; `busy` may be a list."""
-    rows, counts = [], [0, 0, 0, 0, 0, 0, 0]
+    rows, counts = [], [0] * COUNTERS
     for place in range(milliseconds):
-        for index, moved in ((0, read), (2, received), (3, sent), (4, copied)):
+        for index, moved in ((0, read), (4, received), (5, sent), (6, copied)):
             counts[index] += moved
         if place in skip:
             continue

@@ -1,7 +1,7 @@
 """A counter that two rings have is drawn from the finer one."""
 
 from gpuwatch.feeders import coarser
-from gpuwatch.gpu_signals import PCIE_RECEIVED, POWER
+from gpuwatch.gpu_signals import NVLINK_RECEIVED, PCIE_RECEIVED, POWER
 from gpuwatch.pm_signals import columns_of
 from gpuwatch.signals import Column, Entity
 
@@ -13,4 +13,6 @@ def test_the_ring_with_more_rows_has_the_counter():
     fine = (columns_of(GPU, "default"), 10**6)
     slow = [((Column(gpu, PCIE_RECEIVED), Column(gpu, POWER)), 10**9) for gpu in (GPU, OTHER)]
     assert coarser([slow[0], fine, slow[1], fine]) == [{0}, set(), set(), set()]
+    links = ((Column(GPU, POWER), Column(GPU, NVLINK_RECEIVED)), 10**9)
+    assert coarser([links, fine]) == [{1}, set()]
     assert coarser([slow[0], slow[0]]) == [set(), set()]

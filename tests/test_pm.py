@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupti import INSUFFICIENT_PRIVILEGES, MIG, UNKNOWN, Fake
+from fake_cupti import INSUFFICIENT_PRIVILEGES, MIG, RATES, UNKNOWN, Fake
 from fake_nvml import environment
 from node import Node, address_of, quiet
 from running import Running, wait_for
@@ -155,13 +155,13 @@ def test_rows_are_the_hardwares_own(sampled: Sampled) -> None:
     rows = sampled.rows(0)
     assert set(np.diff(rows["time_ns"][-400:])) <= {MS - 1, MS, MS + 1}
     names = sampled.columns(0)
-    assert names[:6] == [metric.column for metric in METRICS[:6]]
+    assert names[:8] == [metric.column for metric in METRICS[:8]]
     rises = rows["integers"][-1] - rows["integers"][-101]
-    expected = [1e12, 5e11, 2e11, 1e11, 5e10, 2e10]
+    expected = [RATES[metric.name] for metric in METRICS[:8]]
     assert rises == pytest.approx([0.1 * rate for rate in expected], rel=0.01)
     # The first sample after a start spans seconds: its bytes are in no total.
     assert rows["integers"][0][0] == pytest.approx(1e12 * 0.001, rel=0.01)
-    shares = dict(zip(names[6:], rows["gauges"][-1], strict=True))
+    shares = dict(zip(names[8:], rows["gauges"][-1], strict=True))
     assert shares == pytest.approx(
         {"gpu_graphics_busy_ratio": 0.5, 'gpu_clock_hertz{clock="gpc"}': 1.755e9}
     )
@@ -275,7 +275,7 @@ def test_check_says_what_would_be_sampled(sampled: Sampled, tmp_path: Path) -> N
     )
     _, lines, _ = check(tmp_path, *words, config=config, env=sampled.env)
     request(sampled.running.runtime / "control.sock", {"command": "resume", "what": "counters"}, 30)
-    assert any("7 metrics every 1 ms with CUPTI 13.0; without gpu_nvlink" in line for line in lines)
+    assert any("9 metrics every 1 ms with CUPTI 13.0; without gpu_nvlink" in line for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -354,14 +354,14 @@ def test_what_cannot_be_is_unknown(alone: Any) -> None:
     fake.say(
         "rate dram__bytes_read.sum -1e12",
         "rate dram__bytes_write.sum 1e300",
-        "rate nvlrx__bytes.sum nan",
+        "rate nvlrx__bytes_data_user.sum nan",
         "level gr__cycles_active.avg.pct_of_peak_sustained_elapsed inf",
         "level gpc__cycles_elapsed.avg.per_second -5",
     )
     _, cells = wait_for(lambda: group.rows(0))[-1]
     assert cells[:3] == [UNKNOWN_INTEGER] * 3
     assert cells[3] > before[3]
-    assert np.isnan(cells[6:]).all()
+    assert np.isnan(cells[8:]).all()
     assert source.findings.errors["implausible"] >= 5
     fake.heal()
     _, cells = wait_for(lambda: group.rows(0))[-1]
@@ -392,6 +392,8 @@ def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:
     fake.say(
         "absent nvlrx__bytes.sum",
         "absent nvltx__bytes.sum",
+        "absent nvlrx__bytes_data_user.sum",
+        "absent nvltx__bytes_data_user.sum",
         "passes gr__cycles_active.avg.pct_of_peak_sustained_elapsed 2",
     )
     source, found = opened()
@@ -484,12 +486,12 @@ def test_the_newest_library_that_is_not_newer_is_chosen(tmp_path: Path) -> None:
 def test_metrics_are_packed_by_their_worth() -> None:
     """What comes later in the list gives way, and each that is left out says why."""
     chosen = fit(
-        "full", {}, lambda names: 0 if "nvlrx__bytes.sum" in names else len(names) // 9 + 1
+        "full", {}, lambda names: 0 if "nvlrx__bytes.sum" in names else len(names) // 11 + 1
     )
     left = {name for name, why in chosen.without.items() if why == "more than one pass"}
     assert left == {"gpu_sm_busy_ratio", "gpu_l2_bytes_total"}
     assert chosen.without["gpu_nvlink_raw_received_bytes_total"] == "not on this chip"
-    assert len(chosen.metrics) == 8
+    assert len(chosen.metrics) == 10
     dear = fit("full", {"gpu_tensor_busy_ratio": "dear"}, lambda names: 1)
     assert TENSOR not in [metric.name for metric in dear.metrics]
     assert dear.without == {"gpu_tensor_busy_ratio": "dear"}

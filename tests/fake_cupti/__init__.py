@@ -39,6 +39,8 @@ FLAGS = ("-std=gnu17", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "
 RATES = {
     "dram__bytes_read.sum": 1e12,
     "dram__bytes_write.sum": 5e11,
+    "nvlrx__bytes_data_user.sum": 1.7e11,
+    "nvltx__bytes_data_user.sum": 8.5e10,
     "nvlrx__bytes.sum": 2e11,
     "nvltx__bytes.sum": 1e11,
     "pcie__read_bytes.sum": 5e10,
