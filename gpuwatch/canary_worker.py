@@ -173,9 +173,9 @@ class Worker:
                 return
             before = took
 
-    def rest(self) -> None:
-        """Leave the device alone, so that what it was given before is no longer felt."""
-        end = time.monotonic() + (self.settings["rest_seconds"] if self.on_gpu else 0)
+    def rest(self, since: float) -> None:
+        """Leave the device alone, so that what it was given until then is no longer felt."""
+        end = since + (self.settings["rest_seconds"] if self.on_gpu else 0)
         while time.monotonic() < end:
             if self.stopping:
                 raise Stopped

@@ -57,7 +57,7 @@ def test_what_is_measured_has_settled(monkeypatch):
         assert measured["spread"] == pytest.approx(0, abs=1e-9)
         assert measured["start_ns"] / 1e9 - gpu.since >= 0.2  # what NVML says lags behind
         before = gpu.now
-        gpu.worker.rest()
+        gpu.worker.rest(before)
         assert 0.3 < gpu.now - before < 0.6
 
 
@@ -73,7 +73,7 @@ def test_a_rest_ends_when_somebody_comes(monkeypatch):
     gpu = Gpu(monkeypatch, held)
     gpu.worker.stopping = True
     with pytest.raises(Stopped):
-        gpu.worker.rest()
+        gpu.worker.rest(gpu.now)
     assert gpu.now == 0
 
 
