@@ -37,6 +37,8 @@ def test_between_jobs(tmp_path, capsys, monkeypatch):
     assert ran == [(name, 1, 1) for name in ALONE]
     monkeypatch.setenv("SLURM_JOB_GPUS", "1")
     assert {one["gpu"] for one in host.run(capsys, "--between-jobs", "matmul")[1]} == {1}
+    monkeypatch.delenv("SLURM_JOB_GPUS")  # no scheduler, or one of another kind
+    assert {one["gpu"] for one in host.run(capsys, "--between-jobs", "matmul")[1]} == {0, 1}
     host.interpreter(LASTS)
     code, results = host.run(capsys, "--between-jobs", "--budget", "50ms", "--gpu", "1")
     assert code == 3  # nothing came to its end

@@ -224,7 +224,7 @@ def _gpus(arguments: Namespace) -> list[int]:
     if arguments.gpu or not arguments.between_jobs:
         return list(arguments.gpu)
     with suppress(ValueError):
-        return [int(one) for one in os.environ["SLURM_JOB_GPUS"].split(",")]
+        return [int(one) for one in os.environ.get("SLURM_JOB_GPUS", "").split(",")]
     return []
 
 
