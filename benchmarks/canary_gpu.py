@@ -1,7 +1,7 @@
 """Canaries on this host's GPUs: are their figures right, do they leave when somebody comes.
 
     python benchmarks/canary_gpu.py --output DIRECTORY [--parts commands,killed] [--seconds 380]
-    python benchmarks/canary_gpu.py --output DIRECTORY --parts spread --readings 30
+    python benchmarks/canary_gpu.py --output DIRECTORY --parts spread,spread_starts --readings 30
     python benchmarks/canary_gpu.py --output DIRECTORY --cpu    # the script itself, without a GPU
 
 Each part is tried whatever became of the others; those that no longer fit into the seconds are left
@@ -33,7 +33,7 @@ from canary_parts import (
     reference,
     startup,
 )
-from canary_spread import between_jobs, spread
+from canary_spread import between_jobs, spread, spread_starts
 
 PART_SECONDS = 100
 # In order of weight, with the seconds that each is likely to take on two GPUs.
@@ -45,7 +45,8 @@ PARTS: dict[str, tuple[Callable[[Bench], dict[str, Any]], float]] = {
     "integrity": (integrity, 16),
     "flips": (flips, 10),
     "per_hertz": (per_hertz, 40),
-    "spread": (spread, 85),  # for ten readings
+    "spread": (spread, 75),  # for ten readings
+    "spread_starts": (spread_starts, 50),
     "between_jobs": (between_jobs, 90),
     "reference": (reference, 27),
     "looks": (looks, 13),
@@ -61,7 +62,7 @@ def expired(*_: Any) -> None:
 def tried(bench: Bench, name: str) -> dict[str, Any]:
     """Return a part's findings, or what went wrong in it."""
     part, likely = PARTS[name]
-    if name == "spread":
+    if name.startswith("spread"):
         likely *= bench.readings / 10
     if bench.left < likely:
         return {"left_out": f"{bench.left:.0f} s are left, it takes {likely:.0f}"}

@@ -14,16 +14,16 @@ from gpuwatch.canary import Run
 
 REDUCTIONS = 6  # readings of an all-reduce by the same processes
 ROUNDS = 3
+IMPORTS = 6
 JOB_SECONDS = 6.0
 BUDGET = "15s"
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 
 
 def spread(bench: Bench) -> dict[str, Any]:
-    """See how `--readings` equal readings of each canary differ.
+    """See how `--readings` equal readings of one process on each GPU differ.
 
-    GPUs are at work at the same time, but not on the way to the host, which they share. A process
-    gives all readings of a GPU; a startup has a new one each time, and an all-reduce now and then.
+    GPUs are at work at the same time, but not on the way to the host, which they share.
     """
     bench.settle()
     ranks, count = range(1 if bench.cpu else bench.ranks), bench.readings
@@ -34,12 +34,14 @@ def spread(bench: Bench) -> dict[str, Any]:
         for rank in ranks
     ]
     found = {f"GPU {rank}": bench.result(one) for rank, one in enumerate(children)}
-    kept(bench, found)
+    return judged(bench, found)
+
+
+def spread_starts(bench: Bench) -> dict[str, Any]:
+    """See the same of startups, each by a new process, and of all-reduces, some by each."""
+    ranks, count = range(1 if bench.cpu else bench.ranks), bench.readings
     bench.settle()
-    children = [bench.child("startups", {"count": count, "gpu": rank}) for rank in ranks]
-    for rank, one in enumerate(children):
-        found[f"GPU {rank}"]["startup"] = bench.result(one)
-    kept(bench, found)
+    found = {f"GPU {rank}": {"startup": startups(bench, rank)} for rank in ranks}
     bench.settle()
     reduced: list[float] = []
     size = CANARIES["allreduce"].sizes[bench.size]
@@ -48,10 +50,13 @@ def spread(bench: Bench) -> dict[str, Any]:
         with Run(bench.task("allreduce", bench.uuids, sizes=sizes), sys.executable) as run:
             outcome = finished(run)
         if outcome.ended != "ok":
-            raise RuntimeError(f"{outcome.ended}: {outcome.fault}")
+            raise RuntimeError(f"{outcome.ended}: {outcome.fault}; before: {found}")
         reduced += [one["value"] for one in outcome.readings]
-    found["host"] = {"allreduce": reduced}
-    kept(bench, found)
+    return judged(bench, {**found, "host": {"allreduce": reduced}})
+
+
+def judged(bench: Bench, found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    """Return values with how they differ, and whether that is little."""
     spreads = {
         f"{where} {name}": about(values)
         for where, one in found.items()
@@ -60,12 +65,31 @@ def spread(bench: Bench) -> dict[str, Any]:
     }
     speeds = {name: one for name, one in spreads.items() if not name.endswith("startup")}
     wide = [name for name, one in speeds.items() if one["robust_cv"] > 0.01]
-    short = [name for name, one in spreads.items() if one["n"] < count]
+    short = [name for name, one in spreads.items() if one["n"] < bench.readings]
     return {
         "values": found,
         "spreads": spreads,
         "checks": {"robust CV of 1 % at most": not wide, "all readings made": not short},
     }
+
+
+def startups(bench: Bench, rank: int) -> list[float]:
+    """Return what it took to begin on a GPU, each time in a new process, one after the other."""
+    found: list[float] = []
+    while len(found) < bench.readings:
+        # Some at once import torch, which takes longest and is no part of it.
+        number = min(IMPORTS, bench.readings - len(found))
+        how = {"stdin": subprocess.PIPE}
+        children = [bench.child("startup", {"gpu": rank}, **how) for _ in range(number)]
+        for one in children:
+            assert one.stdout
+            one.stdout.readline()
+        for one in children:
+            assert one.stdin
+            one.stdin.write("go\n")
+            one.stdin.flush()
+            found.append(bench.result(one))
+    return found
 
 
 def about(values: list[float]) -> dict[str, float]:
@@ -81,11 +105,6 @@ def about(values: list[float]) -> dict[str, float]:
         "most": max(values) / middle - 1,
         "first": values[0] / middle - 1,
     }
-
-
-def kept(bench: Bench, found: dict[str, Any]) -> None:
-    """Have what there is so far in a file, should the rest fail."""
-    (bench.output / "spread.json").write_text(json.dumps(found))
 
 
 def between_jobs(bench: Bench) -> dict[str, Any]:
