@@ -41,6 +41,7 @@ from gpuwatch.startup import validate
 TIMEOUT_SECONDS = 5.0
 ASK_SECONDS = 0.5  # how often it is looked whether canaries are to run no more
 BUDGET_SECONDS = 15.0
+AROUND_SECONDS = 1.0  # of it: for this program to begin, and for the last worker to leave
 LEAST_SECONDS = 10.0  # for a driver to answer
 USED_UP = "the budget is used up"
 SEVERE_LOSS = 0.05  # of the rules canary_regression_..._severe
@@ -170,7 +171,7 @@ def _results(
             yield from session.run(name)
         return
     budget = arguments.budget or (BUDGET_SECONDS if arguments.between_jobs else math.inf)
-    end = time.monotonic() + budget
+    end = time.monotonic() + budget - AROUND_SECONDS
     sysfs, procfs = (Path(config["paths"][key]) for key in ("sysfs", "procfs"))
     state = state_here(arguments, config)
     numbers, released = kept(state)
