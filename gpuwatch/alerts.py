@@ -152,7 +152,8 @@ class AlertEngine:
     An entity once seen stays known, so a GPU that vanished keeps its answers. `overrides` is the
     config's `rules` table: per rule `enabled`, `window_seconds`, `limit`, `for_seconds` and
     `hold_seconds`. With a `store` each change is kept, and alerts that were firing are firing
-    again from the start; sticky ones end with the boot they came up in.
+    again from the start; sticky ones end with the boot they came up in. `stirred` says whether in
+    the newest tick a rule that asks for recordings was detected, went pending or fired.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class AlertEngine:
         self._siblings: dict[str, list[View]] = {rule.name: [] for rule in self.rules}
         self._entities: set[Entity] = set()
         self._events: list[Event] = []
+        self.stirred = False
         self.know(HOST, 0)
         if store is not None:
             self._restore(store.load_alerts())
@@ -194,16 +196,18 @@ class AlertEngine:
         """Judge a tick; return what was detected and which alerts changed."""
         for entity in (*tick.windows, *_told_of(tick)):
             self.know(entity, tick.end_ns)
-        changed = []
+        changed, self.stirred = [], False
         for watch in self._watches.values():
             watch.view.look(tick)
             if watch.rule.measure:
                 watch.view.measured = watch.rule.measure(watch.view)
         for watch in self._watches.values():
-            if watch.detected(tick):
+            if detected := watch.detected(tick):
                 self.detections[watch.rule.name] += 1
                 self._tell(watch, "detected", tick.end_ns)
             reached = watch.judge(tick)
+            roused = detected or reached in ("pending", "firing")
+            self.stirred = self.stirred or (roused and watch.rule.record)
             if reached:
                 changed.append(watch)
                 self._count(watch, reached, tick.end_ns)

@@ -47,14 +47,17 @@ class Part(NamedTuple):
 
 
 class Cells:
-    """The columns of one ring; the last row of a tick is the first one of the next."""
+    """The columns of one ring; the last row of a tick is the first one of the next.
+
+    `last` has of each integer column the last value that was known.
+    """
 
     def __init__(self, schema: RingSchema) -> None:
         self._columns = schema.columns
         self._names = [(column.entity, column.name) for column in schema.columns]
         self._bounds = [column.signal.bounds or FINITE for column in schema.columns]
         self._integers = schema.integers
-        self._last = [UNKNOWN_INTEGER] * schema.integers  # that were known
+        self.last = [UNKNOWN_INTEGER] * schema.integers
         self._counters = {
             name: index
             for index, name in enumerate(self._names)
@@ -100,7 +103,7 @@ class Cells:
     def _leave(self, tick: Tick, index: int, values: list[Any]) -> bool:
         """Say whether a counter is left in this tick; it counts again from its next read on."""
         if self._names[index] in tick.taken:
-            self._last[index] = UNKNOWN_INTEGER
+            self.last[index] = UNKNOWN_INTEGER
             return True
         if len(values) > 1:
             self._left.discard(index)
@@ -218,9 +221,9 @@ class Cells:
 
     def _after(self, index: int, values: Sequence[int]) -> Sequence[int]:
         """Return known integers with the last one before them, and keep their last one."""
-        before = self._last[index]
+        before = self.last[index]
         if values:
-            self._last[index] = values[-1]
+            self.last[index] = values[-1]
         return values if before == UNKNOWN_INTEGER else [before, *values]
 
 

@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
     end_ns: int
     counters: Mapping[tuple[Entity, str], float]
-    uncovered_ns: Mapping[Entity, int]
+    uncovered_ns: Mapping[tuple[Entity, str], int]
 
 
 class Past:
@@ -206,7 +206,7 @@ class _Values:
             return None
         passed_ns = self._shown.ticks[0].end_ns - before.end_ns
         if signal.total is Total.COVERED:  # what happened in other time is not in the counter
-            passed_ns -= totals.uncovered_ns.get(entity, 0) - before.uncovered_ns.get(entity, 0)
+            passed_ns -= totals.uncovered_ns.get(key, 0) - before.uncovered_ns.get(key, 0)
         rise = totals.counters.get(key, math.nan) - before.counters[key]
         if passed_ns <= 0 or not rise >= 0:  # a counter that was reset; NaN
             return None

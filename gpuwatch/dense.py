@@ -64,11 +64,11 @@ class DenseCells(Cells):
         counts = fine.counts
         plain = np.logical_and.reduce(fine.known, axis=1)
         for index, (first, last) in enumerate(counts[:, [0, -1]].tolist()):
-            follows = self._last[index] in (first, UNKNOWN_INTEGER)
+            follows = self.last[index] in (first, UNKNOWN_INTEGER)
             if not plain[index] or not follows or first == UNKNOWN_INTEGER:
                 self._put_counter(part, index, counts[index].tolist())
                 continue
-            self._last[index] = last
+            self.last[index] = last
             caught, missed = part.slots.count(index)
             scale = self._columns[index].signal.scale
             window = Window(

@@ -18,7 +18,7 @@ from gpuwatch.kernel_log import XID, told
 from gpuwatch.place import names_of
 from gpuwatch.siblings import Done
 from gpuwatch.signals import HOST, Entity, Event
-from gpuwatch.source import EntityInfo, constant_to_json
+from gpuwatch.source import STANDBY, EntityInfo, constant_to_json
 from gpuwatch.standings import Standings
 from gpuwatch.status import alert_json
 from gpuwatch.takes import SUFFIX, Key, Take, Takes
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 120.0
 CANARIES_SECONDS = 86_400.0  # before a recording: what canaries found is in it
+ASK_NS = 30 * SECOND_NS  # the least between two times that hardware is asked as rules stir
+PATIENCE_NS = 5 * SECOND_NS  # with hardware that was asked
 CRASH, REQUEST = "crash", "request"  # in the place of a rule in a recording's name
 REASONS = ("quiet", "disk_full", "failed")
 
@@ -53,6 +55,8 @@ class FlightRecorder:
         names = [path.name.removesuffix(".tmp") for path in self._directory.glob(f"*{SUFFIX}*")]
         config = daemon.config
         self._takes = Takes(config["recorder"], config["ring"]["seconds"], newest, names)
+        self._asked_ns = 0  # when hardware was asked for what it keeps because a rule stirred
+        self._awaited: list[tuple[int, Take, Done]] = []  # since when, of hardware that was asked
         self._told: set[Key] = set()  # alerts that know their recording since this start
         self._busy: set[str] = set()  # recordings that a child works on
         self._cut: dict[str, list[Key]] = {}  # those whose child failed, with what they show
@@ -65,6 +69,9 @@ class FlightRecorder:
     def hear(self, events: Iterable[Event]) -> None:
         """Plan a recording of what rules said, if they ask for one, and of each Xid."""
         clocks = read_clocks()
+        if self._daemon.engine.stirred and clocks.monotonic_ns - self._asked_ns > ASK_NS:
+            self._asked_ns = clocks.monotonic_ns
+            self._ask()
         for event in events:
             key = self._key_of(event)
             if key is None:
@@ -84,7 +91,12 @@ class FlightRecorder:
         return (XID, event.entity) if said and said.level == "info" else None
 
     def look(self, now_ns: int) -> None:
-        """Start the next recording once its time is over."""
+        """Start the next recording once its time is over, and those that waited for hardware."""
+        for waiting in list(self._awaited):
+            since_ns, awaited, answer = waiting
+            if self._delivered(since_ns) or now_ns - since_ns > PATIENCE_NS:
+                self._awaited.remove(waiting)
+                self._record(awaited, answer)
         take = self._takes.begin(now_ns)
         if take is None:
             return
@@ -107,14 +119,14 @@ class FlightRecorder:
         if archive.full:
             done({"error": archive.fault, "full": True})
         else:
-            self._record(take, done)
+            self._record_whole(take, done)
 
     def request(self, last_seconds: float, answer: Done) -> None:
-        """Save the last seconds at once; `answer` gets the path, or the error."""
+        """Save the last seconds; `answer` gets the path, or the error."""
         now = read_clocks()
         name = self._takes.name(now.realtime_ns, REQUEST)
         since_ns = now.monotonic_ns - int(last_seconds * SECOND_NS)
-        self._record(Take(name, since_ns, now.monotonic_ns), answer)
+        self._record_whole(Take(name, since_ns, now.monotonic_ns), answer)
 
     def salvage(self, crashed: Path | None = None) -> None:
         """Have saved what somebody left who was killed: recordings, and rings in `crashed`."""
@@ -157,6 +169,30 @@ class FlightRecorder:
         settings = self._settings(feed, Take(self._takes.name(wall_ns, CRASH), 0, heartbeat_ns))
         settings["rings"] = [str(path) for path in crashed.glob("*.ring")]  # also of older children
         return settings
+
+    def _record_whole(self, take: Take, done: Done) -> None:
+        """Make a recording, with what hardware keeps for who asks."""
+        if self._ask():
+            self._awaited.append((monotonic_ns(), take, done))
+        else:
+            self._record(take, done)
+
+    def _ask(self) -> bool:
+        """Have samplers in standby read what their hardware has kept; False if there are none."""
+        states, asked = self._daemon.feed.states, False
+        for duty, manifest in self._daemon.feed.live.items():
+            if any(states.get(source) == STANDBY for source in manifest.sources):
+                asked = self._daemon.samplers.send(duty, {"command": "latest"}) or asked
+        return asked
+
+    def _delivered(self, since_ns: int) -> bool:
+        """Say whether all that was asked for at a time is in the rings."""
+        readers = (ring.reader for ring in self._daemon.feed.rings.values() if ring.current)
+        return all(
+            reader.watermark_ns >= since_ns + reader.schema.delivery_ns
+            for reader in readers
+            if reader.schema.delivery_ns
+        )
 
     def _record(self, take: Take, done: Done) -> None:
         def finished(said: Message) -> None:

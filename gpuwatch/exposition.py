@@ -294,7 +294,10 @@ class Exposition:
             self._put(page, f"{stem}_events_total", entity, total.events, fragment)
         for entity, lost_ns in totals.lost_clock_ns.items():
             self._put(page, "gpu_lost_clock_seconds_total", entity, lost_ns / SECOND_NS)
-        for entity, missed_ns in totals.uncovered_ns.items():
+        uncovered: dict[Entity, int] = {}
+        for (entity, _), missed_ns in totals.uncovered_ns.items():
+            uncovered[entity] = max(missed_ns, uncovered.get(entity, 0))
+        for entity, missed_ns in uncovered.items():
             self._put(page, "gpu_counters_uncovered_seconds_total", entity, missed_ns / SECOND_NS)
         for (entity, name), shares in totals.shares.items():
             self._put_histogram(page, name, entity, shares)

@@ -75,6 +75,12 @@ class Ring:
         return values
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing is read into it now, if it is written to at all."""
+        _, packed = self.reader.read(self.reader.head - 1)
+        return bool(np.isnan(np.frombuffer(packed, self._dtype)["late"][-1:]).any())
+
+    @property
     def oldest_ns(self) -> int | None:
         """Time of the oldest row that is left, None if there is none."""
         reader, count = self.reader, FIRST_ROWS
@@ -126,7 +132,10 @@ class Lookback:
         reached = []
         beats = max((ring.reader.heartbeat_ns for ring in rings), default=0) - ALIVE_NS
         # One that has ended leaves its counters to others, as it does in windows.
-        told = [(r.schema.columns if r.reader.heartbeat_ns > beats else ()) for r in rings]
+        told = [
+            ring.schema.columns if ring.reader.heartbeat_ns > beats and not ring.ended else ()
+            for ring in rings
+        ]
         periods = [ring.schema.period_ns for ring in rings]
         left = coarser(zip(told, periods, strict=True))
         for ring, places in zip(rings, left, strict=True):

@@ -1,4 +1,8 @@
-"""One GPU whose counters are sampled: begun, drained into rows, paced, tried again when refused."""
+"""One GPU whose counters are sampled: begun, drained into rows, paced, tried again when refused.
+
+Slower than COARSEST_NS helps little, as what remains is the process. So there the hardware samples
+finely and keeps the latest seconds, which take no processor until they are asked for.
+"""
 
 import math
 import time
@@ -10,15 +14,21 @@ from gpuwatch import pm_metrics
 from gpuwatch import pulse as page
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns, read_clocks
 from gpuwatch.cuda import Cuda, CudaError
-from gpuwatch.cupti import Cupti, CuptiError
+from gpuwatch.cupti import APPEND_MODE_SINCE, Cupti, CuptiError
 from gpuwatch.cupti_library import Library
 from gpuwatch.errors import SourceUnsupported
-from gpuwatch.pm_session import Device, Drained, Session
+from gpuwatch.pm_clock import SysClock
+from gpuwatch.pm_session import MIB, Device, Drained, Sample, Session
 from gpuwatch.pm_signals import columns_of
 from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Entity, Event, Kind
-from gpuwatch.source import Findings, Group, TimedRow
+from gpuwatch.source import Findings, Group, Pace, TimedRow
 
 DELIVERY_NS = SECOND_NS // 2
+COARSEST_NS = 10 * MILLISECOND_NS  # that the budget leads to, where a coarser one was not planned
+LATEST_BYTES = 16 * MIB  # of buffer to keep the latest in: memory of this process, for each GPU
+LATEST_NS = MILLISECOND_NS  # the interval there, or the planned one if that is longer
+STANDBY_TIMES = 2  # slower than the coarsest interval, as the budget counts steps
+STRETCH_MOST = 16  # an interval of the sys clock may last so many times the wanted one
 INTERVALS_NS = {
     "100us": MILLISECOND_NS // 10,
     "1ms": MILLISECOND_NS,
@@ -26,8 +36,9 @@ INTERVALS_NS = {
     "100ms": 100 * MILLISECOND_NS,
 }
 RETRY_NS = 10 * SECOND_NS
-# Chips without a trigger by time (cupti_pmsampling.h), by the beginning of their name.
-NO_TIME_TRIGGER = ("TU", "GA100")
+# By the beginning of a chip's name (cupti_pmsampling.h): those that sample by the sys clock alone,
+# and those whose buffer keeps the oldest alone.
+NO_TIME_TRIGGER, NO_LATEST = ("TU", "GA100"), ("TU",)
 DEAREST_SECONDS = 200e-6  # of a core for one sample: a metric that costs more is left out
 JUDGED_SAMPLES = 1000
 LARGEST = 2**62  # of a total: it goes on from 0, as after a reset; 11 days of an H200's memory
@@ -81,6 +92,10 @@ class Watched:
         self.retry_ns = 0
         self.group: Group | None = None
         self.interval_ns = plan.interval_ns
+        self.standby = False  # keeps the latest rows, for who asks
+        self._asked = False
+        self._stretch = 1  # an interval has lasted so many times the wanted one
+        self._clock = SysClock()
         self._plan = plan
         self._device: Device | None = None
         self._choice = pm_metrics.Choice((), {})
@@ -91,6 +106,11 @@ class Watched:
         self._row_ns = 0
         self._cost: list[float] = [0.0, 0.0]  # seconds of a core, samples
         self._totals: dict[str, int] = {}
+
+    @property
+    def period_ns(self) -> int:
+        """The longest time between rows that follow each other."""
+        return self.interval_ns * self._stretch
 
     def start(self) -> None:
         """Begin to sample, or note why not. The group stays once there is one."""
@@ -114,8 +134,6 @@ class Watched:
         plan = self._plan
         if self._device is None:
             device = Device(plan.cupti, plan.cuda.device(self.entity.id))
-            if device.chip.startswith(NO_TIME_TRIGGER):
-                raise SourceUnsupported(f"{device.chip} cannot sample by time")
             self._choice = pm_metrics.choose(plan.chosen_set, self._dear, device.passes)
             if not self._choice.metrics:
                 raise SourceUnsupported(f"{device.chip} has none of the metrics")
@@ -126,6 +144,8 @@ class Watched:
             tuple(metric.name for metric in metrics),
             sum(metric.bytes for metric in metrics),
             self.interval_ns,
+            sys_hertz=self._clock.hertz if self._device.chip.startswith(NO_TIME_TRIGGER) else 0.0,
+            latest_bytes=LATEST_BYTES if self.standby else 0,
         )
         self._begun_ns = monotonic_ns()
         columns = columns_of(self.entity, plan.chosen_set, self._choice.without)
@@ -144,9 +164,12 @@ class Watched:
                 delivery_ns=DELIVERY_NS,
                 drain=self.drain,
                 pace=self.pace,
+                ask=self.ask,
             )
         left = "".join(f"; without {name}: {why}" for name, why in self._choice.without.items())
         every = f"every {self.interval_ns / MILLISECOND_NS:g} ms"
+        every += " by the sys clock" * bool(self._session.cycles)
+        every += ", the latest kept for who asks," * self.standby
         self._tell(f"{len(metrics)} metrics {every} with CUPTI {plan.library.name}{left}")
 
     def _fail(self, fault: Exception) -> None:
@@ -171,9 +194,10 @@ class Watched:
 
     def drain(self) -> Sequence[TimedRow]:
         """Return what has come since the last time, a row for each interval."""
-        if self._session is None:
+        if self._session is None or (self.standby and not self._asked):
             return ()
         plan, session = self._plan, self._session
+        self._asked = False
         plan.words[page.READING] = self.index
         began_ns, cpu = monotonic_ns(), time.thread_time()
         try:
@@ -187,13 +211,22 @@ class Watched:
             plan.words[page.READING] = page.NOT_READING
         self._cost[0] += time.thread_time() - cpu
         self._cost[1] += len(drained.samples)
-        if drained.left_out:
+        if drained.left_out and not self.standby:  # there it is what the latest have taken over
             plan.findings.errors["too_long"] += drained.left_out
         if drained.overflow:
             plan.findings.errors["overflow"] += 1
+        anew = bool(session.cycles) and self._look_at_clock(session.cycles, drained.samples)
+        if drained.overflow or anew:
             self.stop()
             self.start()
         return self._rows(drained, began_ns)
+
+    def _look_at_clock(self, cycles: int, samples: Sequence[Sample]) -> bool:
+        """Follow the sys clock; say whether its cycles make another interval than the wanted."""
+        longest_ns = max((one.end_ns - one.start_ns for one in samples), default=0)
+        stretch = -(-longest_ns // self.interval_ns)
+        self._stretch = max(self._stretch, min(stretch, STRETCH_MOST))
+        return self._clock.look(cycles, samples, monotonic_ns())
 
     def _rows(self, drained: Drained, began_ns: int) -> list[TimedRow]:
         """Return rows at the ends of intervals: totals up to then, and means of the interval."""
@@ -204,7 +237,7 @@ class Watched:
         shift_ns = now.monotonic_ns - now.realtime_ns
         newest_ns = drained.samples[-1].end_ns + shift_ns
         # The newest is of the drain itself, else the wall clock was moved meanwhile.
-        oldest_ns = began_ns - STALE_NS - 2 * self.interval_ns
+        oldest_ns = began_ns - STALE_NS - 2 * self.period_ns
         if not oldest_ns < newest_ns <= now.monotonic_ns:
             shift_ns += now.monotonic_ns - newest_ns
         for sample in drained.samples:
@@ -231,22 +264,34 @@ class Watched:
                 cells.append(1.0 if scale != 1 and 1 < value < ROUNDING else value)
         return cells
 
-    def pace(self, scale: float) -> int:
-        """Sample so many times more rarely, in steps of ten, or not at all; return the interval."""
+    def ask(self) -> None:
+        """Have the next drain return what was kept, if it is kept for who asks."""
+        self._asked = True
+
+    def pace(self, scale: float) -> Pace:
+        """Sample so many times more rarely, in steps of ten, or keep the latest, or do nothing."""
         planned_ns = self._plan.interval_ns
         self._off = scale == 0
         if self._off:
             self.stop()
-            return planned_ns
-        slower = int(10 ** math.ceil(math.log10(max(scale, 1.0)) - 1e-9))
-        interval_ns = min(planned_ns * slower, max(INTERVALS_NS.values()))
+            return Pace(1.0, planned_ns)
+        slowest_ns = max(planned_ns, COARSEST_NS)
+        interval_ns = planned_ns * int(10 ** math.ceil(math.log10(max(scale, 1.0)) - 1e-9))
+        standby = interval_ns > slowest_ns and self._can_keep_latest
+        interval_ns = max(planned_ns, LATEST_NS) if standby else min(interval_ns, slowest_ns)
         idle = self._session is None and not self.reason
-        if interval_ns != self.interval_ns or idle:
-            self.interval_ns = interval_ns
+        if (interval_ns, standby) != (self.interval_ns, self.standby) or idle:
+            self.interval_ns, self.standby, self._stretch = interval_ns, standby, 1
             self.stop()
             if not self.reason:
                 self.start()
-        return interval_ns
+        slower = STANDBY_TIMES * slowest_ns if standby else interval_ns
+        return Pace(slower / planned_ns, self.period_ns, standby)
+
+    @property
+    def _can_keep_latest(self) -> bool:
+        chip = self._device.chip if self._device else ""
+        return self._plan.library.version >= APPEND_MODE_SINCE and not chip.startswith(NO_LATEST)
 
     def upkeep(self, now_ns: int) -> None:
         """Try again what failed; leave out the metric that is worth least if all cost too much."""

@@ -26,8 +26,11 @@ BUFFER_LEAST = 2 * MIB
 # The image into which samples are decoded has room for all that the buffer may hold: what did not
 # fit was lost (H200: of 500 samples that had come, an image for 64 took 64, and the rest was gone).
 IMAGE_ROOM = 1.25
-LATEST_ROOM = 1.5  # there the newest would be lost
-# The slowest that a sys clock runs: a sample that would take a slower one spans several intervals.
+# A buffer that keeps the latest is full, of records that are smaller than this assumes: an H200
+# held 1.6 times the samples in it, and where the image had no room for them lost the newest.
+LATEST_ROOM = 2.0
+# The slowest that a sys clock is taken to run: a sample that would take a slower one, and does not
+# begin where the one before it ended, spans several intervals.
 SLOWEST_HERTZ = 100e6
 
 
@@ -154,6 +157,7 @@ class Session:
         self._names = texts(names)
         self._values = (ctypes.c_double * len(names))()
         self._append = api.KEEP_LATEST if latest_bytes else api.KEEP_OLDEST
+        self._follows = bool(self.cycles) and not latest_bytes
         self._buffer_bytes = latest_bytes or buffer_bytes(sample_bytes, interval_ns)
         room = LATEST_ROOM if latest_bytes else IMAGE_ROOM
         self._samples = int(room * self._buffer_bytes / sample_bytes)
@@ -244,7 +248,9 @@ class Session:
             last_ns, self._end_ns = self._end_ns, end_ns
             if not last_ns:
                 continue
-            if not (0 < end_ns - start_ns <= most_ns or 0 < end_ns - last_ns <= most_ns):
+            follows = self._follows and start_ns == last_ns < end_ns
+            fits = 0 < end_ns - start_ns <= most_ns or 0 < end_ns - last_ns <= most_ns
+            if not fits and not follows:
                 self._left_out += 1
                 continue
             evaluate.params.rangeIndex = index

@@ -4,8 +4,9 @@ File: a header page of int64 words, the schema as JSON, then the rows. A row is
 `time_ns, late_seconds, read_seconds, integer cells, gauge cells, sequence`. The sequence number is
 written last, and the head after it, so a reader that checks both sees only whole rows: it drops
 what was lapped while it copied and stops at a row whose number is not the expected one (a store
-not yet visible, as processors with weak ordering allow). A row whose lateness is NaN is no read: in
-it nothing is known, and the ring has ended.
+not yet visible, as processors with weak ordering allow). A row whose lateness is NaN was not
+planned. With nothing known in it, the ring has ended, until there are planned ones again. Else it
+is evidence, which hardware had kept until somebody asked for it: of its time no window tells.
 
 Rows are assigned as whole byte strings: `struct.pack_into` clears the target first, which a reader
 in another process can see (prometheus-client found this in its own memory-mapped files).

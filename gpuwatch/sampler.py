@@ -27,7 +27,7 @@ from gpuwatch.errors import SourceUnavailable, SourceUnsupported
 from gpuwatch.event_log import EventLog
 from gpuwatch.ring import W_HEARTBEAT, W_WATERMARK
 from gpuwatch.signals import HOST, Event
-from gpuwatch.source import Context, Opened, Source, constant_to_json
+from gpuwatch.source import STANDBY, Context, Opened, Source, constant_to_json
 from gpuwatch.sources import sources_of
 from gpuwatch.task import Rings, Task
 
@@ -267,6 +267,9 @@ class Sampler:
             case {"command": "interval", "source": str(source), "scale": int() | float() as scale}:
                 if source in self.opened and 0 <= scale <= 10_000:
                     self._set_scale(source, float(scale))
+            case {"command": "latest"}:
+                for ask in filter(None, (task.group.ask for task in self.tasks)):
+                    ask()
             case {"command": "stop"}:
                 self.child.stopping = True
             case _:
@@ -280,12 +283,10 @@ class Sampler:
 
     def _set_periods(self) -> float:
         """Have all go on at their scales; return the largest that the budget's has led to."""
-        largest = self._budget_scale
-        for task in self.tasks:
-            asked = self.scales[task.source]
-            slowed = task.scale(asked * self._budget_scale)
-            largest = max(largest, slowed / asked if asked else 0.0)
-        return largest
+        asked = [(task, self.scales[task.source]) for task in self.tasks]
+        slowed = [(task.scale(scale * self._budget_scale), scale) for task, scale in asked]
+        steps = [now / scale for now, scale in slowed if scale]
+        return max(1.0, *steps) if steps else self._budget_scale
 
     def _tell(self, server: Server) -> None:
         """Send new events, and the state when it changed, to each connection that asked."""
@@ -316,20 +317,23 @@ class Sampler:
             return
         share = (cpu - self._cpu_seconds) * SECOND_NS / (now - self._budget_ns)
         self._budget_ns, self._cpu_seconds = now, cpu
-        scale = self._budget.scale(self._budget_scale, share)
-        if scale != self._budget_scale and any(self.scales.values()):
-            slower = scale > self._budget_scale
-            self._budget_scale = scale
-            slowest = self._set_periods()
-            if slower:  # what it uses from now on is of these steps
-                self._budget_scale = scale = slowest
+        before = self._budget_scale
+        scale = self._budget.scale(before, share) if any(self.scales.values()) else before
+        if scale == before:
+            return
+        self._budget_scale = scale
+        slowest = self._set_periods()
+        if scale > before:  # what it uses from now on is of these steps
+            self._budget_scale = scale = slowest
+        if scale != before:
             detail = f"{self.duty} used {share:.1%} of a core: periods x{scale:g} from now"
             self.events.add(Event(now, HOST, "sampling_budget", detail))
 
 
 def _state_of(found: Opened) -> tuple[str, str]:
     """Return how a source that was opened is, and why it is not better."""
-    return ("on" if found.groups or not found.reason else "unavailable"), found.reason
+    state = "on" if found.groups or not found.reason else "unavailable"
+    return (STANDBY if found.standby else state), found.reason
 
 
 def probe(sampler: Sampler) -> int:

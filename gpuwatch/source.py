@@ -7,16 +7,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpuwatch.pulse import Pulse
 from gpuwatch.signals import Column, Entity, Event, Signal, checked_name, valid
 
 # States in which nobody means to read a source.
-NOT_PLANNED = ("off", "released", "unsupported")
+STANDBY = "standby"  # hardware keeps the latest rows, which are read when somebody wants them
+NOT_PLANNED = ("off", "released", "unsupported", STANDBY)
 USER = "user"  # the kind of a tenant that is shown nowhere: it says what somebody may do
 
 TimedRow = tuple[int, Sequence[float]]  # monotonic nanoseconds, cells
+
+
+class Pace(NamedTuple):
+    """How hardware goes on: so many times more rarely than planned, and the time between rows.
+
+    In `standby` it only keeps the latest rows, until they are asked for.
+    """
+
+    scale: float
+    period_ns: int
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,8 @@ class Group:
     A group that the hardware samples by itself has `drain` instead: called every `delivery_ns`,
     it returns what has come since, in order, each row with its own monotonic time; `period_ns` is
     the time between such rows. `pace` is told how many times more rarely the hardware is to sample,
-    0 for not at all, and returns the time between rows that it goes on with.
+    0 for not at all, and returns how it goes on. `ask` has the next drain of hardware in standby
+    return what it has kept: rows of a time that is told of nowhere else.
     """
 
     name: str
@@ -40,7 +53,8 @@ class Group:
     phase_ns: int = 0
     delivery_ns: int = 0
     drain: Callable[[], Sequence[TimedRow]] | None = None
-    pace: Callable[[float], int] | None = None
+    pace: Callable[[float], Pace] | None = None
+    ask: Callable[[], None] | None = None
 
     def rows(self, now_ns: int) -> Sequence[TimedRow]:
         """Return one read, as of `now_ns`, or what a drain gives."""
@@ -111,7 +125,7 @@ class Opened:
     """What `open` found: groups to read, the entities they speak of, values that do not change.
 
     `tenants` are those who use them now. `reason` says why not all of it can be read; without any
-    group the source is unavailable, and looks again by itself.
+    group the source is unavailable, and looks again by itself. In `standby` all groups are.
     """
 
     groups: tuple[Group, ...]
@@ -119,6 +133,7 @@ class Opened:
     constants: tuple[tuple[Column, float], ...] = ()
     tenants: tuple[Tenant, ...] = ()
     reason: str = ""
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gpuwatch.cells import Cells, HeldCell
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.dense import DenseCells, is_dense
 from gpuwatch.ring import RingSchema
-from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Kind
 from gpuwatch.slots import MANY, Slots
 from gpuwatch.window import TICK_NS, Rows, Tick, Window, put
 
@@ -79,6 +79,8 @@ class RingWindows:
         self._rows["integers"] = UNKNOWN_INTEGER
         self._rows["gauges"] = UNKNOWN_GAUGE
         self._held: list[HeldCell] | None = None  # its cells, once they were looked at
+        # By integer column: what it rose by in evidence, None if there was none.
+        self._left: npt.NDArray[np.int64] | None = None
         self.dense = is_dense(schema)
         self._cells = DenseCells(schema) if self.dense else Cells(schema)
         self._slots = Slots([int(c.signal.refresh_seconds * SECOND_NS) for c in schema.columns])
@@ -104,8 +106,43 @@ class RingWindows:
 
     def add(self, rows: bytes) -> None:
         """Take rows as the ring reader returns them."""
-        self.ended = False
-        self._rows = np.frombuffer(self._rows.tobytes() + rows, self._rows.dtype)
+        fresh: npt.NDArray[Any] = np.frombuffer(rows, self._rows.dtype)
+        if self._left is not None or np.isnan(fresh["late"]).any():
+            fresh = self._without_evidence(fresh)
+        self.ended = self.ended and not len(fresh)
+        self._rows = np.frombuffer(self._rows.tobytes() + fresh.tobytes(), self._rows.dtype)
+
+    def _without_evidence(self, fresh: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return rows without evidence, and counters as if they had stood still meanwhile.
+
+        Its time is over, and windows tell of nothing in it.
+        """
+        known = fresh["integers"] != UNKNOWN_INTEGER
+        some = known.any(axis=1) | ~np.isnan(fresh["gauges"]).all(axis=1)
+        evidence: npt.NDArray[np.bool_] = np.isnan(fresh["late"]) & some
+        if self._left is None:
+            if not evidence.any():
+                return fresh
+            self._left = np.zeros(self.schema.integers, np.int64)
+        fresh = fresh.copy()
+        for index, column in enumerate(self.schema.columns[: self.schema.integers]):
+            counts = fresh["integers"][known[:, index], index]
+            if column.signal.kind is not Kind.COUNTER or not len(counts):
+                continue
+            last = self._last_count(index)
+            first = counts[:1] if last == UNKNOWN_INTEGER else np.array([last]) + self._left[index]
+            rises = np.maximum(np.diff(counts, prepend=first), 0)
+            left = self._left[index] + np.cumsum(rises * evidence[known[:, index]])
+            fresh["integers"][known[:, index], index] = counts - left
+            self._left[index] = left[-1]
+        kept: npt.NDArray[Any] = fresh[~evidence]
+        return kept
+
+    def _last_count(self, index: int) -> int:
+        """Return the last value of a counter that was known, in rows not closed yet or before."""
+        counts = self._rows["integers"][:, index]
+        counts = counts[counts != UNKNOWN_INTEGER]
+        return int(counts[-1]) if len(counts) else self._cells.last[index]
 
     def close(self, tick: Tick) -> None:
         """Sum up the rows before the tick's end and put the windows into the tick."""

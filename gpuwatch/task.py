@@ -19,12 +19,16 @@ ENDED_BYTES = MAX_BYTES
 
 @dataclass(slots=True)
 class Task:
-    """A group with its ring; `period_ns` is the time between its reads, or drains, now."""
+    """A group with its ring; `period_ns` is the time between its reads, or drains, now.
+
+    In `standby` rows come only when they are asked for.
+    """
 
     source: str
     group: Group
     writer: RingWriter
     period_ns: int
+    standby: bool = False
 
     @classmethod
     def of(cls, source: str, group: Group, writer: RingWriter) -> "Task":
@@ -38,9 +42,13 @@ class Task:
         """
         group = self.group
         if group.pace is not None:
-            period_ns = group.pace(scale)
-            self.writer.set_period(period_ns)
-            return period_ns / group.period_ns
+            now_ns = monotonic_ns()
+            pace = group.pace(scale)
+            if pace.standby and not self.standby:
+                self._rest(now_ns)
+            self.standby = pace.standby
+            self.writer.set_period(pace.period_ns)
+            return pace.scale
         if scale:
             self.period_ns = int((group.delivery_ns if group.drain else group.period_ns) * scale)
             if group.drain is None:
@@ -50,21 +58,29 @@ class Task:
     def drain(self, now_ns: int) -> None:
         """Write what the hardware has sampled by itself since the last time.
 
-        Each row took its part of the time that the drain took.
+        Each row took its part of the time that the drain took. Those of a standby are evidence:
+        nobody has planned them, and what is told of their time stays as it is.
         """
         rows = self.group.rows(now_ns)
         read_seconds = (monotonic_ns() - now_ns) * 1e-9 / max(len(rows), 1)
+        late_seconds = math.nan if self.standby else 0.0
         for time_ns, cells in rows:
-            self.writer.append(time_ns, 0.0, read_seconds, cells)
+            self.writer.append(time_ns, late_seconds, read_seconds, cells)
+        if rows and self.standby:
+            self._rest(rows[-1][0] + 1)  # the hardware goes on: the next row is little later
         self.writer.words[W_WATERMARK] = rows[-1][0] if rows else now_ns
 
     def end(self, now_ns: int) -> None:
-        """Write a last row, in which nothing is known, not even how late: nothing is read now."""
+        """Write a last row and let go of the ring."""
+        self._rest(now_ns)
+        self.writer.advance(now_ns)
+        self.writer.close()
+
+    def _rest(self, now_ns: int) -> None:
+        """Write a row in which nothing is known, not even how late: nothing is read now."""
         schema = self.writer.schema
         unknown = (UNKNOWN_INTEGER,) * schema.integers + (UNKNOWN_GAUGE,) * schema.gauges
         self.writer.append(now_ns, math.nan, 0.0, unknown)
-        self.writer.advance(now_ns)
-        self.writer.close()
 
 
 class _Ended(NamedTuple):

@@ -178,11 +178,11 @@ class Totals:
 
     `bits`: one per reason of a bit set. `lost_clock_ns`: clock withheld while the GPU was busy,
     as time at the full clock; absent while the clock's limit is not known. `counters`: in their
-    unit, as their signal's `total` says, NaN before the first value. `uncovered_ns`: time of which
-    a counter does not know what happened, the longest of an entity's counters. `shares`: time
-    histograms, by the histogram's name. `gaps`: how long the idle gaps of a GPU were. `late` by
-    duty, `read` and `missing` by source; `events` by event name. `xids` by code and `pcie_errors`
-    by severity: what the kernel log told.
+    unit, as their signal's `total` says, NaN before the first value. `uncovered_ns`: time of
+    which a counter does not know what happened. `shares`: time histograms, by the histogram's
+    name. `gaps`: how long the idle gaps of a GPU were. `late` by duty, `read` and `missing` by
+    source; `events` by event name. `xids` by code and `pcie_errors` by severity: what the
+    kernel log told.
 
     Events from before `since_ns`, the daemon's start, are not counted.
     """
@@ -194,7 +194,7 @@ class Totals:
         self.bits: dict[Key, BitTotal] = {}
         self.lost_clock_ns: dict[Entity, int] = {}
         self.counters: dict[Key, float] = {}
-        self.uncovered_ns: dict[Entity, int] = {}
+        self.uncovered_ns: dict[Key, int] = {}
         self._totals: defaultdict[Entity, dict[str, Total]] = defaultdict(dict)
         self._carried: dict[Key, float] = {}  # what is added to what a later sampler counts
         self.shares: dict[Key, TimeShares] = {}
@@ -295,13 +295,9 @@ class Totals:
         tick_ns = tick.end_ns - tick.start_ns
         for entity, totals in self._totals.items():
             windows = tick.windows.get(entity, {})
-            uncovered_ns = 0
             for name, kind in totals.items():
-                window = windows.get(name)
-                if window is None:
-                    continue
-                key = entity, name
-                if not math.isnan(window.last):
+                key, window = (entity, name), windows.get(name)
+                if window is not None and not math.isnan(window.last):
                     before, total = self.counters[key], window.last
                     if kind is not Total.HARDWARE:
                         total = self._total(key, kind, before, window)
@@ -309,10 +305,9 @@ class Totals:
                         fell[entity].append(name)
                     self.counters[key] = total
                 if kind is Total.COVERED and not math.isnan(self.counters[key]):
-                    self.uncovered_ns.setdefault(entity, 0)
-                    uncovered_ns = max(uncovered_ns, tick_ns - window.covered_ns)
-            if uncovered_ns:
-                self.uncovered_ns[entity] += uncovered_ns
+                    covered_ns = window.covered_ns if window else 0
+                    before_ns = self.uncovered_ns.get(key, 0)
+                    self.uncovered_ns[key] = before_ns + tick_ns - covered_ns
         return fell
 
     def _total(self, key: Key, kind: Total, before: float, window: Window) -> float:

@@ -230,8 +230,8 @@ def test_rates_are_what_counters_rose_by():
     pcie = (GPU, "gpu_pcie_transmitted_bytes_total")
     old = {pcie: counters[pcie] - 800, (GPU, sent): 0.0, (GPU, got): 0.0}
     counters[GPU, sent], counters[GPU, got] = 1024e3 * 20, 1024e3 * 60
-    before = dcgm.Counts(end_ns - 10 * SECOND_NS, old, {GPU: 0})
-    shown.totals.uncovered_ns[GPU] = 2 * SECOND_NS
+    before = dcgm.Counts(end_ns - 10 * SECOND_NS, old, dict.fromkeys(old, 0))
+    shown.totals.uncovered_ns |= dict.fromkeys(old, 2 * SECOND_NS)
     assert rates(shown, before) == [100.0, 2560000.0, 10.0]
     unread = before._replace(end_ns=before.end_ns - SECOND_NS, counters={(GPU, sent): float("nan")})
     assert rates(shown, unread, before) == [100.0, 2560000.0, 10.0]

@@ -166,7 +166,7 @@ def test_one_counter_has_one_feeder_at_a_time():
     assert seen == sorted(seen)
     assert seen[11] == pytest.approx(2 - 0.001)  # what came at once with the first row
     assert seen[27] == pytest.approx(2 - 0.001 + 3)
-    assert totals.uncovered_ns[GPU] > 0
+    assert totals.uncovered_ns[GPU, RECEIVED] > 0
 
 
 def test_the_clock_that_hardware_counts_feeds_its_histogram_alone(monkeypatch):

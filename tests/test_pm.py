@@ -21,9 +21,10 @@ from gpuwatch.control import request
 from gpuwatch.cupti import FIELDS, Cupti, size_of, struct_of
 from gpuwatch.cupti_library import Library, choose, toolkits, wheels
 from gpuwatch.errors import SourceUnsupported
+from gpuwatch.pm_clock import SysClock
 from gpuwatch.pm_metrics import METRICS
 from gpuwatch.pm_metrics import choose as fit
-from gpuwatch.pm_session import buffer_bytes
+from gpuwatch.pm_session import Sample, buffer_bytes
 from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingReader
 from gpuwatch.signals import UNKNOWN_INTEGER
@@ -328,7 +329,6 @@ def test_all_taken_is_unavailable(alone: Any) -> None:
     [
         ((f"result {AVAILABLE} {INSUFFICIENT_PRIVILEGES}",), "give CAP_SYS_ADMIN"),
         ((f"result {AVAILABLE} {MIG}",), "while MIG is on"),
-        (("chip GA100",), "GA100 cannot sample by time"),
         (("driver 12020",), "knows CUDA 12.2: update it"),
         (("api 130400", "crash cuptiPmSamplingEnable"), "13.4 does not fit a driver for CUDA 13.0"),
         (("result cuptiGetVersion 15",), "tells no version"),
@@ -384,6 +384,70 @@ def test_rows_go_on_where_the_wall_clock_was_moved(alone: Any, seconds: float) -
     assert min(np.diff([first, *times])) > 0
     assert start_ns - 50 * MS < times[0] < times[-1] <= time.monotonic_ns()
     assert len(times) > 20
+
+
+def gathered(group: Any, seconds: float) -> tuple[Any, Any]:
+    """Return times and read bytes of the rows that come in a while."""
+    rows: list[Any] = []
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        time.sleep(0.02)
+        rows += group.rows(0)
+    return np.array([time_ns for time_ns, _ in rows]), np.array([cells[0] for _, cells in rows])
+
+
+@pytest.mark.parametrize("chip", ["GA100", "TU102"])
+def test_what_cannot_sample_by_time_does_by_the_sys_clock(alone: Any, chip: str) -> None:
+    """Intervals are as long as its cycles make them, and bytes those of each interval."""
+    fake, opened = alone
+    fake.say(f"chip {chip}", "sysclk 1.25e9")
+    source, found = opened()
+    (event,) = source.findings.events
+    assert "every 1 ms by the sys clock with" in event.detail
+    times, read = gathered(found.groups[0], 0.3)
+    assert np.median(np.diff(times)) == pytest.approx(1.4 / 1.25 * MS, rel=1e-4)
+    assert read[-1] - read[0] == pytest.approx(1e12 * (times[-1] - times[0]) / 1e9, rel=0.01)
+
+
+def test_a_faster_sys_clock_makes_intervals_as_wanted_again(alone: Any) -> None:
+    """What is far from the wanted interval is set anew by the clock that was seen."""
+    fake, opened = alone
+    fake.say("chip GA100", "sysclk 2.1e9")
+    _, found = opened()
+    (group,) = found.groups
+    gathered(group, 0.1)
+    times, _ = gathered(group, 0.3)
+    assert np.median(np.diff(times)[-100:]) == pytest.approx(MS, rel=1e-4)
+
+
+def test_an_idle_sys_clock_makes_longer_intervals_that_are_right(alone: Any) -> None:
+    """None is left out, and the ring says how far apart its rows may be."""
+    fake, opened = alone
+    fake.say("chip GA100", "sysclk 1.4e9")
+    source, found = opened()
+    (group,) = found.groups
+    gathered(group, 0.1)
+    assert group.pace(1) == (1, MS, False)
+    fake.say("sysclk 210e6")
+    times, read = gathered(group, 0.3)
+    assert np.median(np.diff(times)) == pytest.approx(1.4e9 / 210e6 * MS, rel=1e-4)
+    assert read[-1] - read[0] == pytest.approx(1e12 * (times[-1] - times[0]) / 1e9, rel=0.01)
+    assert source.findings.errors == {}
+    assert source.housekeep(time.monotonic_ns()) is not None
+    assert group.pace(1) == (1, 7 * MS, False)
+
+
+def test_the_clock_of_work_is_the_fastest_of_ten_minutes() -> None:
+    """An idle clock sets no shorter interval before, and none below half of what is guessed."""
+    clock, second = SysClock(), 10**9
+    samples = [Sample(n * 7 * MS, (n + 1) * 7 * MS, ()) for n in range(100)]
+    assert not any(clock.look(1_400_000, samples, n * second) for n in range(1, 601))
+    assert clock.look(1_400_000, samples, 601 * second)
+    assert clock.hertz == 0.7e9
+    assert not clock.look(700_000, samples[:5], 602 * second)
+    fast = [Sample(n * MS // 2, (n + 1) * MS // 2, ()) for n in range(100)]
+    assert clock.look(700_000, fast, 602 * second)
+    assert clock.hertz == pytest.approx(1.4e9)
 
 
 def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:

@@ -2,7 +2,8 @@
 
 The hardware samples by itself. Twice a second what it has written is decoded into the ring, each
 row with the hardware's own time, which is the end of its interval. What no interval covers is in no
-total: a row is then later than an interval after the one before.
+total: a row is then later than an interval after the one before. Above the budget the hardware
+keeps the latest seconds, and they are decoded when somebody asks.
 
 Counters belong to one program at a time. While another has them, or a GPU refuses for another
 reason, that GPU has no rows and is tried again; the others go on.
@@ -24,6 +25,10 @@ from gpuwatch.source import Context, EntityInfo, Findings, Group, Opened
 from gpuwatch.topology import own_gpus
 
 LOOK_SECONDS = 0.3
+STANDBY_REASON = (
+    "over budget: the hardware keeps the latest seconds, read when a rule sees something or"
+    " somebody records; for more raise [pm] budget_ratio"
+)
 
 
 class Pm:
@@ -153,14 +158,20 @@ class Pm:
         self.library = Library(version, path)
         return cupti
 
-    def _seen(self) -> list[tuple[str, Group | None]]:
-        return [(one.reason, one.group) for one in self._watched]
+    def _seen(self) -> list[tuple[str, Group | None, int, bool]]:
+        return [(one.reason, one.group, one.period_ns, one.standby) for one in self._watched]
 
     def _opened(self) -> Opened:
         watched = self._watched
         reasons = {one.reason: one.entity.id for one in reversed(watched) if one.reason}
+        told = [f"{bus_id}: {why}" for why, bus_id in reasons.items()]
+        groups = [one.group for one in watched if one.group is not None]
+        keeping = [one for one in watched if one.group is not None and one.standby]
+        if keeping:
+            told.append(STANDBY_REASON)
         return Opened(
-            tuple(one.group for one in watched if one.group is not None),
+            tuple(groups),
             tuple(EntityInfo(one.entity, {"pci_bus_id": one.entity.id}) for one in watched),
-            reason="; ".join(f"{bus_id}: {why}" for why, bus_id in reasons.items()),
+            reason="; ".join(told),
+            standby=0 < len(keeping) == len(groups),
         )
