@@ -111,7 +111,7 @@ class Feed:
 
     @property
     def states(self) -> dict[str, str]:
-        """How each source is: on, off on request, unavailable, released."""
+        """How each source is: on, off on request, in standby, unavailable, released."""
         released = {name for name, duty in self._duties.items() if duty in self.released}
         return {
             name: "released" if name in released else state for name, state in self._told.items()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.codec import (
     ROWS_HEAD_BYTES,
@@ -22,7 +24,7 @@ from gpuwatch.courses import Course, courses_from_json
 from gpuwatch.errors import RecordingError
 from gpuwatch.feeders import coarser
 from gpuwatch.recording import ALERTS, CANARIES, END, HEAD, ROWS, SLICE_NS, SORT
-from gpuwatch.ring import SHAPE_ERRORS
+from gpuwatch.ring import SHAPE_ERRORS, RingSchema
 from gpuwatch.signals import Entity, valid
 from gpuwatch.summation import HOLD_PERIODS
 from gpuwatch.timeline import Held, Line, Timeline, lines_of
@@ -86,14 +88,18 @@ class Recorded:
         self.end_ns = end_ns + self.offset_ns
 
     def put(self, timeline: Timeline, wanted: Callable[[Line], bool]) -> None:
-        """Put the wanted columns into a timeline. Raises RecordingError."""
+        """Put the wanted columns into a timeline. Raises RecordingError.
+
+        A counter that a finer ring has too is put where that one has no rows.
+        """
         left = coarser((schema.columns, schema.period_ns) for schema in self.head.rings)
         for ring, (schema, lines) in enumerate(zip(self.head.rings, self.lines, strict=True)):
-            chosen = [
-                index
-                for index, line in enumerate(lines)
-                if wanted(line) and index not in left[ring]
-            ]
+            chosen = [index for index, line in enumerate(lines) if wanted(line)]
+            finer = {
+                place: self._floors_of_finer(schema, index)
+                for place, index in enumerate(chosen)
+                if index in left[ring]
+            }
             if not chosen:
                 continue
             held = Held(timeline, [lines[index] for index in chosen])
@@ -107,8 +113,22 @@ class Recorded:
                 times, values = decode_columns(block.raw, self.head.rings, chosen, self.path)
                 low, high = times.searchsorted([from_ns, to_ns])
                 part = values[low:high].T
+                for line, floors in finer.items():
+                    if place.floor_ns in floors:
+                        part[line] = np.nan
                 held.add(times[low:high] + self.offset_ns, part, place.period_ns)
             held.finish(self.end_ns)
+
+    def _floors_of_finer(self, schema: RingSchema, index: int) -> set[int]:
+        """Return where blocks begin of rings that have a column of another ring, with more rows."""
+        entity, name = schema.columns[index].entity, schema.columns[index].name
+        return {
+            place.floor_ns
+            for other, places in zip(self.head.rings, self._places, strict=True)
+            if other.period_ns < schema.period_ns
+            and any((one.entity, one.name) == (entity, name) for one in other.columns)
+            for place in places
+        }
 
     def _between(self, ring: int, from_ns: int, to_ns: int) -> list[_Place]:
         """Return the blocks of a ring that may have rows of that time."""

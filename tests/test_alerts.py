@@ -281,6 +281,23 @@ def test_detection_tells_each_sight_once():
     assert engine.detections == {"level": 2}
 
 
+def test_a_rule_that_asks_for_recordings_stirs():
+    """In the tick in which it is detected, goes pending or fires, and in no other."""
+    engine = engine_of(
+        make_rule(record=True),
+        make_rule("seen", limit=9.0, record=True, detect=lambda view: view.highest("level") == 0.5),
+        make_rule("quiet"),
+    )
+    feed, stirred = Feed(engine), []
+    for level in (0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0):
+        feed(level)
+        stirred.append(engine.stirred)
+    assert stirred == [False, True, False, True, False, False, False, True, False]
+    other = Feed(engine_of(make_rule()))
+    other(1.0)
+    assert not other.engine.stirred
+
+
 def test_sticky_needs_recovery_and_acknowledgement_in_any_order():
     """A sticky alert outlasts its recovery until acknowledged, and its acknowledgement until it."""
     engine = engine_of(make_rule(sticky=True, for_seconds=0))

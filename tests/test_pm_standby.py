@@ -106,7 +106,7 @@ def test_who_records_gets_the_latest_seconds(standby: Sampled) -> None:
         rows = kept(of_recording(Path(path), gpu))
         assert len(rows) > 1000
         assert set(np.diff(rows["time_ns"])) <= {MS - 1, MS, MS + 1}
-        assert abs(rows["time_ns"][-1] - asked) < 100 * MS
+        assert rows["time_ns"][-1] > asked - 5 * MS
         assert np.diff(rows["integers"][:, 0]) == pytest.approx(1e9)
     ticks = standby.running.status()["ticks_closed"]
     wait_for(lambda: standby.running.status()["ticks_closed"] > ticks + 4)
@@ -246,12 +246,13 @@ def test_only_the_newest_are_kept_and_read_once(opened: Open, fake: Fake) -> Non
     start = time.monotonic_ns()
     time.sleep(1.0)
     assert group.rows(0) == ()
+    asked = time.monotonic_ns()
     group.ask()
     rows = group.rows(0)
     times = [time_ns for time_ns, _ in rows]
     assert 450 <= len(rows) <= 550
-    assert times[0] > start + 300 * MS
-    assert times[-1] > time.monotonic_ns() - 100 * MS
+    assert start + 300 * MS < times[0] < asked - 300 * MS
+    assert times[-1] > asked - 5 * MS
     assert group.rows(0) == ()
     assert source.findings.errors == {}
     group.ask()
