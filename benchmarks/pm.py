@@ -1,7 +1,7 @@
 """What PM sampling gives and costs on this host's real GPUs: one script, one run.
 
     python benchmarks/pm.py --output DIRECTORY [--parts truth,burst,cost,image,lifecycle,soak]
-    python benchmarks/pm.py --output DIRECTORY --parts sysclk,ring
+    python benchmarks/pm.py --output DIRECTORY --parts sysclk,ring,standby
     python benchmarks/pm.py --output DIRECTORY --parts slowdown --slowdown 100
 
 Uses the product's own sampler. Each part has its `--seconds`-like option, is reported even when it
@@ -11,6 +11,7 @@ without a GPU, against a scripted library.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -23,12 +24,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pm_sampler
 from pm_sampler import ARRIVE_SECONDS, HERE, SETTLE_SECONDS, Load, Sampler, Series, busy, collectors
 
 import gpuwatch
 from gpuwatch.capabilities import NUMBERS
 from gpuwatch.clock import monotonic_ns
+from gpuwatch.control import request
+from gpuwatch.recording import RecordingReader, RowsBlock
 
 MS = 1_000_000
 # Dense bf16 of one SM a cycle on Hopper: 4 tensor cores of 512 fused multiply-adds.
@@ -339,6 +343,72 @@ def told(options: argparse.Namespace, script: str, *arguments: str) -> Any:
     if done.returncode:
         return {"failed": done.stderr[-800:]}
     return json.loads(done.stdout)
+
+
+@part
+def standby(options: argparse.Namespace) -> Any:
+    """Have the hardware keep the latest alone, as above the budget: CPU, and what is recorded."""
+    daemon = Daemon(options)
+    try:
+        load = Load("copy", options.truth)
+        load.ready()
+        scaled(daemon, 11)
+        wait_until(lambda: daemon.manifest()["sources"]["pm"]["state"] == "standby")
+        tasks = Path(f"/proc/{daemon.manifest()['pid']}/task")
+
+        def used() -> float:
+            return sum(int(one.read_text().split()[0]) for one in tasks.glob("*/schedstat")) / 1e9
+
+        before = used()
+        time.sleep(options.ring)
+        resting, before = (used() - before) / options.ring, used()
+        load.go()
+        did = load.answer()
+        asked_ns, start = monotonic_ns(), time.monotonic()
+        words = {"command": "record", "last_seconds": 30}
+        path = Path(request(daemon.control, words, 60)["path"])
+        took, found = time.monotonic() - start, {}
+        with contextlib.closing(RecordingReader(path)) as reader:
+            schemas = reader.head.rings
+            blocks = [one for one in reader if isinstance(one, RowsBlock)]
+        for number, schema in enumerate(schemas):
+            parts = [one.rows for one in blocks if one.ring == number]
+            if not parts:
+                continue
+            rows = np.concatenate(parts)
+            rows = rows[np.isnan(rows["late"]) & (rows["integers"][:, 0] >= 0)]
+            names = [column.name for column in schema.columns]
+            inside = (rows["time_ns"] > did["start_ns"] - 100 * MS) & (
+                rows["time_ns"] < did["end_ns"] + 100 * MS
+            )
+            counts = rows["integers"][inside]
+            found[schema.name] = {
+                "rows": len(rows), "reach_seconds": float(np.ptp(rows["time_ns"]) / 1e9),
+                "age_ms": (asked_ns - int(rows["time_ns"][-1])) / MS,
+                "apart_ms": (np.percentile(np.diff(rows["time_ns"]), (0, 50, 100)) / MS).tolist(),
+                "ratio": {name: float(counts[-1][at] - counts[0][at]) / did["bytes"]
+                          for at, name in enumerate(names) if name in DRAM},
+            }  # fmt: skip
+        reading = used() - before
+        scaled(daemon, 1)
+        load.end()
+        return {"core_at_rest": resting, "core_seconds_to_read": reading, "record_seconds": took,
+                "recorded": found, "live_again_seconds": daemon.wait_for_rows(monotonic_ns()),
+                "pss_mib": sum(pm_sampler.memory(daemon.manifest()["pid"]).values())}  # fmt: skip
+    finally:
+        daemon.stop()
+
+
+def scaled(daemon: Daemon, scale: float) -> None:
+    request(daemon.control, {"command": "interval", "source": "pm", "scale": scale}, 20)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.05)
 
 
 @part
