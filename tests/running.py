@@ -74,7 +74,11 @@ class Running:
                 command, stderr=log, cwd=directory, env=dict(environment or os.environ)
             )
         if ready:
-            wait_for(self.is_ready, 30, f"ready: {self.log()}")
+            try:
+                wait_for(self.is_ready, 60, "ready")
+            except BaseException as error:  # or it would be there beside all later tests
+                self.__exit__(type(error), error, None)
+                raise
 
     def __enter__(self) -> Self:
         return self

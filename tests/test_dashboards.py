@@ -20,6 +20,8 @@ from boards import BOARDS
 from queries import Prometheus, Span, choose, pattern, substitute
 from running import Running, free_port, wait_for
 
+pytestmark = pytest.mark.timeout(420)  # the first that asks Prometheus waits for all of it
+
 ROOT = Path(__file__).parent.parent
 GRAFANA = ROOT / "grafana"
 CONTRACT = tomllib.loads((ROOT / "tests/data/metrics.toml").read_text())
@@ -278,28 +280,24 @@ def test_provisioning_files_are_read():
     assert source["jsonData"]["timeInterval"]
 
 
-HOT = """
-[state]
-period_ms = 4.0
-[rules.gpu_hw_thermal_slowdown]
+# On a busy machine reading takes more of a processor, and would be given up step by step.
+SAMPLING = "[state]\nperiod_ms = 4.0\nbudget_ratio = 1.0\n[counters]\nbudget_ratio = 1.0\n"
+HOT = f"""
+{SAMPLING}[rules.gpu_hw_thermal_slowdown]
 window_seconds = 2.0
 [simulated]
 fault_after_seconds = 25.0
 """
-CAPPED = """
-[state]
-period_ms = 4.0
-[rules.gpu_power_capped]
+CAPPED = f"""
+{SAMPLING}[rules.gpu_power_capped]
 window_seconds = 4.0
 """
-LOST = """
-[state]
-period_ms = 4.0
-[rules.gpu_lost]
+LOST = f"""
+{SAMPLING}[rules.gpu_lost]
 for_seconds = 2.0
 """
 SERVER = """
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+global: {{scrape_interval: 2s, evaluation_interval: 1s}}
 rule_files: [rules.yml]
 scrape_configs:
   - job_name: gpuwatch
@@ -320,7 +318,7 @@ groups:
 
 @contextlib.contextmanager
 def scraping(directory, **ports):
-    """Yield a Prometheus that scrapes these ports once a second."""
+    """Yield a Prometheus that scrapes these ports; each may take as long as the interval."""
     (directory / "prometheus.yml").write_text(SERVER.format(**ports))
     (directory / "rules.yml").write_text(RULES)
     port = free_port()
@@ -368,7 +366,15 @@ def server(tmp_path_factory):
             'rate(gpuwatch_gpu_clock_share_hertz_count{instance="lost:9973",gpu="2"}[8s]) == 0',
             'rate(gpuwatch_gpu_lost_clock_seconds_total{instance="hot:9973",gpu="2"}[8s]) > 0.3',
         )
-        wait_for(lambda: all(has(expr) for expr in enough), 110, "alerts in Prometheus")
+        missing = list(enough)
+
+        def all_seen():
+            missing[:] = [expr for expr in enough if not has(expr)]
+            return not missing
+
+        with contextlib.suppress(AssertionError):
+            wait_for(all_seen, 240)
+        assert missing == []
         yield prometheus
 
 
@@ -393,10 +399,16 @@ def test_every_query_has_data(server, span, uid):
         for target in panel.get("targets", [])
     ]
     asked += [(one["name"], one["expr"], values) for one in model["annotations"]["list"]]
+
+    def answer(title, query):
+        if (uid, title) in EMPTY:
+            return server.get("query", query=query)["result"]
+        # A busy machine has an event long over by now, and may just have missed a scrape.
+        times = {"start": span.end - 300, "end": span.end, "step": 4}
+        return server.get("query_range", query=query, **times)["result"]
+
     empty = {
-        (uid, title)
-        for title, expr, scoped in asked
-        if not server.get("query", query=substitute(expr, scoped))["result"]
+        (uid, title) for title, expr, scoped in asked if not answer(title, substitute(expr, scoped))
     }
     assert empty - BUSY == {one for one in EMPTY if one[0] == uid}
 
