@@ -76,6 +76,7 @@ class Sampler:
             excluded=frozenset(settings.get("excluded", ())),
             known=tuple(settings.get("known", ())),
             only=settings.get("only"),
+            runtime=self.runtime,
         )
         for source in self.sources:
             found = self._open(source)

@@ -142,7 +142,8 @@ class Context:
 
     `excluded` holds ids of entities that hung: they are listed as not up and never touched;
     `known` then are all there were, for a source that cannot list them without touching them.
-    `only` is set in a probe, which opens that entity alone.
+    `only` is set in a probe, which opens that entity alone. `runtime` is where other duties name
+    their rings, None if none runs beside.
     Before each driver call the source writes the index of the entity into the pulse.
     """
 
@@ -153,6 +154,7 @@ class Context:
     excluded: frozenset[str] = frozenset()
     known: tuple[str, ...] = ()
     only: str | None = None
+    runtime: Path | None = None
 
 
 @dataclass(slots=True)

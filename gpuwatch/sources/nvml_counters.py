@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.delivered import Delivered
 from gpuwatch.errors import ConfigError, SourceUnavailable
 from gpuwatch.gpu_limits import Limits
 from gpuwatch.gpu_readings import GROUPS
@@ -62,6 +63,7 @@ class NvmlCounters:
         Raises SourceUnavailable if there is no driver or no GPU.
         """
         self._sysfs, self._users.procfs = context.sysfs, context.procfs
+        self._delivered = Delivered(context.runtime, "pm")
         try:
             codes = catalogue(context.settings["config"]["host"]["xid_catalogue"])
         except ConfigError as fault:
@@ -146,8 +148,9 @@ class NvmlCounters:
     def _groups(self, gpu: Gpu) -> Iterator[Group]:
         readers, share = self._readers[gpu], gpu.index / len(self._roster.gpus)
         period = readers.pcie.period_ns
-        row = readers.pcie_row
-        yield Group(f"pcie{gpu.index}", row.columns, period, row.read, int(share * period))
+        columns = readers.pcie_row.columns
+        read = self._delivered.spare(columns, readers.pcie_row.read)
+        yield Group(f"pcie{gpu.index}", columns, period, read, int(share * period))
         yield Group(
             f"power{gpu.index}",
             (Column(gpu.entity, POWER_SAMPLE),),

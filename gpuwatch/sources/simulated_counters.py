@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
+from gpuwatch.delivered import Delivered
 from gpuwatch.gpu_health_signals import PCIE_GENERATION_LIMIT, PCIE_WIDTH_LIMIT
 from gpuwatch.gpu_readings import GROUPS
 from gpuwatch.gpu_signals import (
@@ -86,6 +87,7 @@ class SimulatedCounters:
     def open(self, context: Context) -> Opened:
         """Make up the GPUs of the scenario."""
         self._scenario = Scenario(context)
+        self._delivered = Delivered(context.runtime, "pm")
         gpus = self._scenario.gpus
         context.pulse.set_names([gpu.entity.id for gpu in gpus])
         hung = Group(
@@ -120,7 +122,8 @@ class SimulatedCounters:
 
     def _groups(self, gpu: Gpu) -> Iterator[Group]:
         pcie = (Column(gpu.entity, PCIE_RECEIVED), Column(gpu.entity, PCIE_TRANSMITTED))
-        yield Group(f"pcie{gpu.place}", pcie, PCIE_PERIOD_NS, self._reader(gpu, pcie))
+        read = self._delivered.spare(pcie, self._reader(gpu, pcie))
+        yield Group(f"pcie{gpu.place}", pcie, PCIE_PERIOD_NS, read)
         yield Group(
             f"power{gpu.place}",
             (Column(gpu.entity, POWER_SAMPLE),),

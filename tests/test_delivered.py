@@ -1,0 +1,180 @@
+"""PCIe bytes: NVML is asked for them while hardware counters are silent, and only then."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupti import Fake
+from fake_nvml import environment
+from node import Node, address_of, quiet
+from running import Running, wait_for
+
+from gpuwatch.clock import monotonic_ns
+from gpuwatch.control import request
+from gpuwatch.ring import RingReader
+from gpuwatch.signals import UNKNOWN_INTEGER
+from gpuwatch.summation import row_dtype
+
+FIELD = "nvmlDeviceGetFieldValues:198"
+RECEIVED = "gpuwatch_gpu_pcie_received_bytes_total"
+UNCOVERED = "gpuwatch_gpu_counters_uncovered_seconds_total"
+RATE = 1e9
+ASKED = 3
+
+
+class Watch:
+    """Two GPUs whose PCIe bytes both sources could tell, alike."""
+
+    def __init__(self, directory: Path) -> None:
+        self.node = Node(directory, 2)
+        addresses = [address_of(device) for device in self.node.script.devices]
+        self.fake = Fake(directory / "cupti", addresses)
+        self.fake.say(f"rate pcie__read_bytes.sum {RATE}")
+        now = self.node.script.now_ms()
+        self.node.script.step(now, FIELD, val={"per_second": RATE})
+        self.node.script.write(directory / "script")
+        config = quiet("nvml_state", "nvml_counters", "pm")
+        self.running = Running(
+            directory,
+            *("--path.sysfs", str(self.node.sysfs)),
+            config=f'{config}[pm]\nlibrary = "{self.fake.library}"\n',
+            environment=self.fake.environment(environment(directory / "script", self.node.library)),
+        )
+        self.totals: list[float] = []
+
+    def rows(self, gpu: int = 0) -> Any:
+        """Return NVML's rows of a GPU's bytes, as they are in the ring."""
+        manifest = json.loads((self.running.runtime / "counters.json").read_text())
+        (path,) = [path for path in manifest["rings"] if f".pcie{gpu}." in path]
+        reader = RingReader(Path(path))
+        rows = np.frombuffer(reader.read(0)[1], row_dtype(reader.schema))
+        reader.close()
+        return rows
+
+    def known(self, since_ns: int, gpu: int = 0) -> list[bool]:
+        """Say of NVML's rows since a time whether they know the bytes."""
+        rows = self.rows(gpu)
+        rows = rows[rows["time_ns"] >= since_ns]
+        return [bool(known) for known in (rows["integers"] != UNKNOWN_INTEGER).all(axis=1)]
+
+    def settles(self, known: bool, gpu: int = 0) -> None:
+        """Wait until a second's rows all are so."""
+
+        def settled() -> bool:
+            told = self.known(monotonic_ns() - 10**9, gpu)
+            return len(told) > 5 and set(told) == {known}
+
+        wait_for(settled, what=f"GPU {gpu}: known {known}")
+
+    def total(self, gpu: int = 0) -> float:
+        """Return the total on the page; it has not fallen."""
+        value = self.running.value(RECEIVED, f'gpu="{gpu}"')
+        assert value is not None
+        if gpu == 0:
+            self.totals.append(value)
+            assert self.totals == sorted(self.totals)
+        return value
+
+    def refused(self) -> float:
+        """Return how often NVML has answered with an error when it was asked for bytes."""
+        errors = ("gpuwatch_source_errors_total", "197,198")
+        return self.running.value(*errors) or 0.0
+
+    def ask(self, command: str, **more: Any) -> None:
+        """Release or resume hardware counters."""
+        message = {"command": command, "what": "counters", **more}
+        request(self.running.runtime / "control.sock", message, 30)
+
+
+@pytest.fixture(scope="module")
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """Watch them with one daemon for all tests of this file."""
+    watch = Watch(tmp_path_factory.mktemp("delivered"))
+    with watch.running:
+        wait_for((watch.running.runtime / "counters.json").exists)
+        yield watch
+
+
+def test_nvml_is_asked_for_bytes_while_hardware_counters_are_silent(watch: Watch) -> None:
+    """Not before they are released, at once then, and no more once they are back."""
+    watch.settles(known=False)
+    watch.settles(known=False, gpu=1)
+    before, refused = watch.total(), watch.refused()
+    # Whoever asks is refused, so often; then it is answered.
+    watch.node.now(FIELD, "TIMEOUT", dev=0, times=ASKED)
+    wait_for(lambda: watch.total() > before + 2 * RATE, what="two seconds of bytes")
+    assert watch.refused() == refused
+    watch.ask("release", seconds=60)
+    released = watch.total()
+    wait_for(lambda: watch.refused() == refused + ASKED, what="NVML is asked")
+    watch.settles(known=True)
+    wait_for(lambda: watch.total() > released + RATE, what="NVML's bytes")
+    watch.ask("resume")
+    watch.settles(known=False)
+    resumed = watch.total()
+    wait_for(lambda: watch.total() > resumed + RATE, what="bytes of hardware counters")
+
+
+def test_no_byte_counts_twice_and_none_is_lost_untold(watch: Watch) -> None:
+    """Over changes of who tells, the total is the rate by the time, less what is uncovered."""
+    gpu = 'gpu="0"'
+
+    def seen() -> Iterator[float]:
+        """Yield total and uncovered seconds of one page."""
+        page = watch.running.scrape()
+        for name in (RECEIVED, UNCOVERED):
+            yield from (page[series] for series in page if name in series and gpu in series)
+
+    watch.settles(known=False)
+    early, (before, lost), late = time.monotonic(), seen(), time.monotonic()
+    for _ in range(2):
+        watch.ask("release", seconds=60)
+        watch.settles(known=True)
+        watch.ask("resume")
+        watch.settles(known=False)
+    start, (after, lost_since), end = time.monotonic(), seen(), time.monotonic()
+    rise, uncovered = after - before, lost_since - lost
+    # The page is up to a tick and its delivery old, the first as the second.
+    assert RATE * (start - late - 1.5 - uncovered) <= rise <= RATE * (end - early + 1.5)
+    assert uncovered < 0.5 * (end - early)
+
+
+def test_a_sampler_that_was_killed_is_noticed(watch: Watch) -> None:
+    """NVML has the bytes until another one samples."""
+    watch.settles(known=False)
+    before, since = watch.running.child("pm"), monotonic_ns()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: any(watch.known(since)), what="NVML is asked")
+    wait_for(lambda: watch.running.child("pm") != before, what="another sampler")
+    watch.settles(known=False)
+
+
+def test_a_sampler_that_stands_still_is_noticed(watch: Watch) -> None:
+    """NVML has the bytes until it goes on."""
+    watch.settles(known=False)
+    child, since = watch.running.child("pm"), monotonic_ns()
+    os.kill(child, signal.SIGSTOP)
+    try:
+        wait_for(lambda: any(watch.known(since)), what="NVML is asked")
+    finally:
+        os.kill(child, signal.SIGCONT)
+    watch.settles(known=False)
+    total = watch.total()
+    wait_for(lambda: watch.total() > total + RATE)
+
+
+def test_one_gpu_without_hardware_counters(watch: Watch) -> None:
+    """While another profiler has those of a GPU, NVML is asked for the bytes of that one alone."""
+    watch.ask("release", seconds=60)
+    with watch.fake.rival(1):
+        watch.ask("resume")
+        watch.settles(known=False)
+        watch.settles(known=True, gpu=1)
+        total = watch.total(1)
+        wait_for(lambda: watch.total(1) > total)
