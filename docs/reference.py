@@ -142,7 +142,7 @@ def _read() -> Mapping[str, tuple[str, str]]:
     told: dict[str, dict[str, str]] = {}
     renewed: dict[str, str] = {}
     for classes in SIMULATED.values():
-        for source in (make() for make in classes):
+        for source in (make() for make in classes()):
             opened = source.open(Context(settings=settings, pulse=Pulse.create(1)))
             declared = [
                 (column, _duration(group.period_ns / 1e9))

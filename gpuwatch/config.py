@@ -240,7 +240,7 @@ def _tables(name: str, models: Mapping[str, Any]) -> Any:
     return _table(name, {key: (model, model()) for key, model in models.items()})
 
 
-_names = [source.name for sources in SIMULATED.values() for source in sources]
+_names = [source.name for sources in SIMULATED.values() for source in sources()]
 Settings = _tables(
     "Settings",
     {
@@ -304,7 +304,7 @@ def _duties(collectors: Mapping[str, bool], kind: str) -> dict[str, list[str]]:
     if kind == "replay":
         return {"replay": []}
     on = {
-        duty: [source.name for source in sources if collectors[source.name]]
+        duty: [source.name for source in sources() if collectors[source.name]]
         for duty, sources in (SIMULATED if kind == "simulated" else SOURCES).items()
     }
     return {duty: names for duty, names in on.items() if names}

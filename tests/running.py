@@ -19,7 +19,7 @@ from gpuwatch.sources import SIMULATED
 
 def only(*names: str) -> str:
     """Return the config text that turns off every source but these."""
-    known = [source.name for sources in SIMULATED.values() for source in sources]
+    known = [source.name for sources in SIMULATED.values() for source in sources()]
     assert set(names) <= set(known)
     return "[collectors]\n" + "".join(f"{name} = {str(name in names).lower()}\n" for name in known)
 

@@ -24,7 +24,7 @@ from gpuwatch.sources import SIMULATED
 ROOT = Path(__file__).parent.parent
 EXAMPLE = (ROOT / "config.example.toml").read_text()
 
-COLLECTORS = ", ".join(source.name for sources in SIMULATED.values() for source in sources)
+COLLECTORS = ", ".join(source.name for sources in SIMULATED.values() for source in sources())
 
 names = st.sampled_from(
     [

@@ -68,7 +68,7 @@ def loaded_by(module):
 def test_every_source_is_in_the_list():
     """A source that is not in SOURCES or SIMULATED would never run."""
     lists = (*sources.SOURCES.values(), *sources.SIMULATED.values())
-    listed = {source.__module__ for group in lists for source in group}
+    listed = {source.__module__ for group in lists for source in group()}
     assert listed == {module.__name__ for module in modules("sources")}
 
 

@@ -22,7 +22,7 @@ from gpuwatch.sources import SOURCES
 ONLY_NETWORK = [
     f"--no-collector.{source.name}"
     for duty, sources in SOURCES.items()
-    for source in sources
+    for source in sources()
     if duty != "network"
 ]
 QUICK = """

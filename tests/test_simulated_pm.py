@@ -69,7 +69,7 @@ def test_rings_of_eight_gpus_stay_within_their_memory(monkeypatch, tmp_path):
     config = load(None, {"paths": {"runtime": str(tmp_path), "state": str(tmp_path)}}, "simulated")
     context = Context({"config": config, "ready_ns": BASE}, Pulse.create(1))
     size = 0
-    for source in itertools.chain(*SIMULATED.values()):
+    for source in itertools.chain(*(sources() for sources in SIMULATED.values())):
         for group in source().open(context).groups:
             if source is SimulatedPm:  # it shows them all
                 columns = columns_of(group.columns[0].entity, "default")
