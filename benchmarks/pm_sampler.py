@@ -53,7 +53,7 @@ def memory(process: int | str) -> dict[str, float]:
 
 def collectors(*names: str) -> dict[str, bool]:
     """Return the config in which only these sources are on."""
-    return {one.name: one.name in names for sources in SOURCES.values() for one in sources()}
+    return {one: one in names for sources in SOURCES.values() for one in sources}
 
 
 class Sampler:

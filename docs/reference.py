@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import populated  # noqa: E402
 
-from gpuwatch import config  # noqa: E402
+from gpuwatch import config, sources  # noqa: E402
 from gpuwatch.commands import COMMANDS, load  # noqa: E402
 from gpuwatch.exposition import Exposition  # noqa: E402
 from gpuwatch.pulse import Pulse  # noqa: E402
@@ -27,7 +27,6 @@ from gpuwatch.rule import Rule  # noqa: E402
 from gpuwatch.rules import RULES  # noqa: E402
 from gpuwatch.signals import Column  # noqa: E402
 from gpuwatch.source import Context  # noqa: E402
-from gpuwatch.sources import SIMULATED  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 MADE = "Made by `docs/reference.py` from the code: change it there."
@@ -141,8 +140,8 @@ def _read() -> Mapping[str, tuple[str, str]]:
     settings = {"config": config.load(None, {}, "simulated"), "ready_ns": 0}
     told: dict[str, dict[str, str]] = {}
     renewed: dict[str, str] = {}
-    for classes in SIMULATED.values():
-        for source in (make() for make in classes()):
+    for duty in sources.SOURCES:
+        for source in (make() for make in sources.load(duty, simulated=True)):
             opened = source.open(Context(settings=settings, pulse=Pulse.create(1)))
             declared = [
                 (column, _duration(group.period_ns / 1e9))

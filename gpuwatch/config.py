@@ -22,7 +22,7 @@ from gpuwatch.logs import Format, Level
 from gpuwatch.paths import runtime_directory, state_directory
 from gpuwatch.rules import RULES
 from gpuwatch.source_choice import parse_source
-from gpuwatch.sources import OFF, SIMULATED, SOURCES
+from gpuwatch.sources import OFF, SOURCES
 from gpuwatch.xid import catalogue
 
 # Flags whose name is not that of their key.
@@ -240,7 +240,7 @@ def _tables(name: str, models: Mapping[str, Any]) -> Any:
     return _table(name, {key: (model, model()) for key, model in models.items()})
 
 
-_names = [source.name for sources in SIMULATED.values() for source in sources()]
+_names = [name for names in SOURCES.values() for name in names]
 Settings = _tables(
     "Settings",
     {
@@ -303,10 +303,7 @@ def _duties(collectors: Mapping[str, bool], kind: str) -> dict[str, list[str]]:
     """Return the samplers to run, each with the sources that are on."""
     if kind == "replay":
         return {"replay": []}
-    on = {
-        duty: [source.name for source in sources() if collectors[source.name]]
-        for duty, sources in (SIMULATED if kind == "simulated" else SOURCES).items()
-    }
+    on = {duty: [name for name in names if collectors[name]] for duty, names in SOURCES.items()}
     return {duty: names for duty, names in on.items() if names}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -14,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpuwatch.sources import SIMULATED
+from gpuwatch.sources import SOURCES
 
 
 def only(*names: str) -> str:
     """Return the config text that turns off every source but these."""
-    known = [source.name for sources in SIMULATED.values() for source in sources()]
+    known = list(itertools.chain(*SOURCES.values()))
     assert set(names) <= set(known)
     return "[collectors]\n" + "".join(f"{name} = {str(name in names).lower()}\n" for name in known)
 

@@ -19,12 +19,12 @@ from gpuwatch.config import Settings, load
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules import RULES
 from gpuwatch.scenario import SCENARIOS
-from gpuwatch.sources import SIMULATED
+from gpuwatch.sources import SOURCES
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = (ROOT / "config.example.toml").read_text()
 
-COLLECTORS = ", ".join(source.name for sources in SIMULATED.values() for source in sources())
+COLLECTORS = ", ".join(name for names in SOURCES.values() for name in names)
 
 names = st.sampled_from(
     [

@@ -66,9 +66,13 @@ def loaded_by(module):
 
 
 def test_every_source_is_in_the_list():
-    """A source that is not in SOURCES or SIMULATED would never run."""
-    lists = (*sources.SOURCES.values(), *sources.SIMULATED.values())
-    listed = {source.__module__ for group in lists for source in group()}
+    """A source that no duty loads would never run; each is known by the name it is listed with."""
+    listed = set()
+    for duty, names in sources.SOURCES.items():
+        for simulated in (False, True):
+            loaded = sources.load(duty, simulated=simulated)
+            assert tuple(source.name for source in loaded) == names
+            listed |= {source.__module__ for source in loaded}
     assert listed == {module.__name__ for module in modules("sources")}
 
 

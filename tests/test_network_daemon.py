@@ -20,9 +20,9 @@ from gpuwatch.signals import Entity
 from gpuwatch.sources import SOURCES
 
 ONLY_NETWORK = [
-    f"--no-collector.{source.name}"
-    for duty, sources in SOURCES.items()
-    for source in sources()
+    f"--no-collector.{name}"
+    for duty, names in SOURCES.items()
+    for name in names
     if duty != "network"
 ]
 QUICK = """

@@ -15,7 +15,8 @@ from gpuwatch.pulse import Pulse
 from gpuwatch.ring import HEADER_BYTES, RingSchema
 from gpuwatch.signals import Column
 from gpuwatch.source import Context
-from gpuwatch.sources import SIMULATED
+from gpuwatch.sources import SOURCES
+from gpuwatch.sources import load as sources
 from gpuwatch.sources.simulated_pm import SimulatedPm
 from gpuwatch.summation import row_dtype
 from gpuwatch.window import TICK_NS
@@ -69,7 +70,7 @@ def test_rings_of_eight_gpus_stay_within_their_memory(monkeypatch, tmp_path):
     config = load(None, {"paths": {"runtime": str(tmp_path), "state": str(tmp_path)}}, "simulated")
     context = Context({"config": config, "ready_ns": BASE}, Pulse.create(1))
     size = 0
-    for source in itertools.chain(*(sources() for sources in SIMULATED.values())):
+    for source in itertools.chain(*(sources(duty, simulated=True) for duty in SOURCES)):
         for group in source().open(context).groups:
             if source is SimulatedPm:  # it shows them all
                 columns = columns_of(group.columns[0].entity, "default")

@@ -1,7 +1,7 @@
 """The sources, by the duty (sampler process) that runs them.
 
-To add a source: one file in this folder and its place here. Each duty has a process of its own,
-which loads its own sources and no others: so a duty's are imported when they are asked for.
+To add a source: one file in this folder, and here its name and its class, and the class that makes
+it up. A duty's process imports its own sources and no others, and who wants names imports none.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,16 @@ from typing import Any
 from gpuwatch.source import Source
 
 Sources = tuple[type[Source], ...]
+
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "state": ("nvml_state",),
+    "counters": ("nvml_counters", "gpm", "mig", "jobs", "processes"),
+    "pm": ("pm",),
+    "network": ("rdma", "netdev"),
+    "host": ("host", "kmsg", "ethtool"),
+}
+# Those that run only where the config turns them on.
+OFF = frozenset({"processes"})
 
 
 def _state() -> Sources:
@@ -83,27 +93,29 @@ def _simulated_host() -> Sources:
     return SimulatedHost, SimulatedKmsg, SimulatedEthtool
 
 
-SOURCES: Mapping[str, Callable[[], Sources]] = {
+_READING: Mapping[str, Callable[[], Sources]] = {
     "state": _state,
     "counters": _counters,
     "pm": _pm,
     "network": _network,
     "host": _host,
 }
-SIMULATED: Mapping[str, Callable[[], Sources]] = {
+_SIMULATING: Mapping[str, Callable[[], Sources]] = {
     "state": _simulated_state,
     "counters": _simulated_counters,
     "pm": _simulated_pm,
     "network": _simulated_network,
     "host": _simulated_host,
 }
-# Sources that run only where the config turns them on.
-OFF = frozenset({"processes"})
+
+
+def load(duty: str, *, simulated: bool) -> Sources:
+    """Import the sources of a duty, or those that make them up; both have the names in SOURCES."""
+    return (_SIMULATING if simulated else _READING)[duty]()
 
 
 def sources_of(duty: str, settings: Mapping[str, Any]) -> list[Source]:
     """Return the sources of a duty that the config leaves on; simulated ones if so told."""
     simulated = settings["config"]["source"]["kind"] == "simulated"
-    listed = SIMULATED if simulated else SOURCES
     wanted = settings["config"]["duties"][duty]
-    return [source() for source in listed[duty]() if source.name in wanted]
+    return [source() for source in load(duty, simulated=simulated) if source.name in wanted]
