@@ -5,7 +5,7 @@ killed, one that hangs, and a GPU that it does not have are noticed without a wo
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 
@@ -13,7 +13,7 @@ from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader
-from gpuwatch.signals import UNKNOWN_INTEGER, Column, Entity
+from gpuwatch.signals import UNKNOWN_INTEGER, Entity
 
 LOOK_NS = SECOND_NS  # at the manifest, while something is not delivered
 LATE_NS = 250 * MILLISECOND_NS  # what has not come by then does not come
@@ -54,15 +54,9 @@ class Delivered:
         self._rings: list[_Ring] = []
         self._ring_of: dict[Key, _Ring] = {}
 
-    def spare(
-        self, columns: Sequence[Column], read: Callable[[], Sequence[float]]
-    ) -> Callable[[], Sequence[float]]:
-        """Return how to read these counters: not at all, as unknown, while they are delivered."""
-        keys = [(column.entity, column.name) for column in columns]
-        unknown = [UNKNOWN_INTEGER] * len(keys)
-        return lambda: unknown if self._brings(keys) else read()
-
-    def _brings(self, keys: Sequence[Key]) -> bool:
+    def brings(self, entity: Entity, names: Sequence[str]) -> bool:
+        """Say whether all of these columns of an entity are delivered now."""
+        keys = [(entity, name) for name in names]
         now = monotonic_ns()
         ring = self._ring_of.get(keys[0])
         if ring is not None and ring.brings(keys, now):

@@ -211,6 +211,8 @@ NVLINK_RECEIVED, NVLINK_TRANSMITTED = (
     )
     for direction in ("received", "transmitted")
 )
+# Of these hardware counters tell by the same names, where they run.
+BYTES_MOVED = frozenset((PCIE_RECEIVED, PCIE_TRANSMITTED, NVLINK_RECEIVED, NVLINK_TRANSMITTED))
 
 
 def _active(part: str, text: str) -> Signal:

