@@ -144,7 +144,8 @@ def test_no_byte_counts_twice_and_none_is_lost_untold(watch: Watch) -> None:
     rise, uncovered = after - before, lost_since - lost
     # The page is up to a tick and its delivery old, the first as the second.
     assert RATE * (start - late - 1.5 - uncovered) <= rise <= RATE * (end - early + 1.5)
-    assert uncovered < 0.5 * (end - early)
+    # NVLink is read once a second, and what it rose by is known from the second read on.
+    assert uncovered < 0.8 * (end - early)
 
 
 def test_a_sampler_that_was_killed_is_noticed(watch: Watch) -> None:
