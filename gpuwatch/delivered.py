@@ -5,6 +5,7 @@ killed, one that hangs, and a GPU that it does not have are noticed without a wo
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
@@ -37,8 +38,9 @@ class _Ring:
         _, row = reader.read(reader.head - 1, reader.head)
         if not row or reader.heartbeat_ns < now_ns - LATE_NS:
             return False
-        time_ns, _, _, *cells, _ = self._unpack(row)
-        if time_ns < now_ns - self._delivery_ns - 2 * reader.period_ns - LATE_NS:
+        time_ns, late_seconds, _, *cells, _ = self._unpack(row)
+        oldest_ns = now_ns - self._delivery_ns - 2 * reader.period_ns - LATE_NS
+        if time_ns < oldest_ns or math.isnan(late_seconds):  # nobody planned to read that row
             return False
         told = zip(self.keys, cells, strict=False)
         return {key for key, cell in told if cell != UNKNOWN_INTEGER}.issuperset(keys)
