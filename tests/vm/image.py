@@ -43,7 +43,10 @@ UNITS = (
     *("basic.target", "sysinit.target", "local-fs.target", "sockets.target", "timers.target"),
     *("paths.target", "slices.target", "swap.target", "network.target", "shutdown.target"),
 )
-NEEDLESS = re.compile(r"config-.*|.*dist-packages|site-packages|tests?|idlelib|lib2to3|_tkinter.*")
+NEEDLESS = re.compile(
+    r"config-.*|.*dist-packages|site-packages|tests?|idlelib|lib2to3|_tkinter.*"
+    r"|ensurepip|include|.*\.opt-\d\.pyc"
+)
 
 
 def build(path: Path, kernel: Path, traffic: Path) -> None:
