@@ -236,6 +236,7 @@ class Sampler:
                     path = task.writer.path
                     raise SourceUnavailable(f"{path}: removed or overwritten: starting anew")
                 task.writer.note_clocks()
+            self._keep_budget(now)  # what it changes in a source is told at once
             for source in self.sources:
                 if source.name in self.opened:
                     found = source.housekeep(now)
@@ -243,7 +244,6 @@ class Sampler:
                         self._take_over(source.name, found, now)
             self._seek(now)
             self._rings.sweep(now)
-            self._keep_budget(now)
         for source in self.sources:
             events, source.findings.events = source.findings.events, []
             for event in events:
