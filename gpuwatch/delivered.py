@@ -35,7 +35,7 @@ class _Ring:
     def brings(self, keys: Sequence[Key], now_ns: int) -> bool:
         """Say whether it is written to, and its newest row knows all of these counters."""
         reader = self.reader
-        _, row = reader.read(reader.head - 1, reader.head)
+        row = reader.newest()
         if not row or reader.heartbeat_ns < now_ns - LATE_NS:
             return False
         time_ns, late_seconds, _, *cells, _ = self._unpack(row)

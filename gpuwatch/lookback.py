@@ -77,8 +77,8 @@ class Ring:
     @property
     def ended(self) -> bool:
         """Whether nothing is read into it now, if it is written to at all."""
-        _, packed = self.reader.read(self.reader.head - 1)
-        return bool(np.isnan(np.frombuffer(packed, self._dtype)["late"][-1:]).any())
+        newest = np.frombuffer(self.reader.newest(), self._dtype)
+        return bool(np.isnan(newest["late"]).any())
 
     @property
     def oldest_ns(self) -> int | None:

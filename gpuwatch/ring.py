@@ -369,6 +369,11 @@ class RingReader:
                 return first, rows[: index * self.row_bytes]
         return first, rows
 
+    def newest(self) -> bytes:
+        """Return the newest row, nothing if there is none or it was overwritten meanwhile."""
+        head = self.head
+        return self.read(head - 1, head)[1]
+
     def _copy(self, first: int, head: int) -> bytes:
         start, end = first % self.capacity, head % self.capacity
         offset, size = self._rows_offset, self.row_bytes

@@ -235,6 +235,27 @@ def test_readers_beside_a_writer_flat_out_see_whole_rows_in_order(tmp_path):
         writer.stdout.close()
 
 
+def test_the_newest_row_beside_a_writer_flat_out_is_one(tmp_path):
+    """However many come meanwhile; none is older than one before."""
+    writer = start_writer(tmp_path / "r")
+    try:
+        reader, last, seen = RingReader(tmp_path / "r"), 0, 0
+        dtype = row_dtype(reader.schema)
+        wait_for(reader.newest)
+        while last < 50_000:
+            packed = reader.newest()
+            assert len(packed) in (0, dtype.itemsize)
+            for row in np.frombuffer(packed, dtype):
+                assert row["sequence"] >= last
+                last, seen = int(row["sequence"]), seen + 1
+        assert seen > 100
+        reader.close()
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+
+
 @pytest.mark.parametrize("after_ms", [1, 7, 23])
 def test_a_writer_killed_at_any_moment_leaves_a_readable_ring(tmp_path, after_ms):
     """Nothing is needed of the dead: the newest whole rows can be read."""
