@@ -26,12 +26,13 @@ from gpuwatch.event_log import EventLog
 from gpuwatch.evidence import FlightRecorder
 from gpuwatch.exposition import Exposition
 from gpuwatch.facts import by_uuid, gather, in_trouble, seen_rates, seen_slots
-from gpuwatch.feed import Feed, entities_of
+from gpuwatch.feed import Feed
 from gpuwatch.idle import IdleTime
 from gpuwatch.inventory import Inventory
 from gpuwatch.kernel_log import OVERRUN, OWN_OOM_KILL
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.lost_time import LostTime
+from gpuwatch.manifest import entities_of
 from gpuwatch.minute import Minute
 from gpuwatch.pages import Pages, Shelf
 from gpuwatch.paths import DATABASE

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.clock import SECOND_NS, monotonic_ns, read_clocks
 from gpuwatch.control import Message
 from gpuwatch.courses import Course, within
-from gpuwatch.feed import Feed, entities_of
+from gpuwatch.feed import Feed
 from gpuwatch.kernel_log import XID, told
+from gpuwatch.manifest import entities_of
 from gpuwatch.place import names_of
 from gpuwatch.siblings import Done
 from gpuwatch.signals import HOST, Entity, Event

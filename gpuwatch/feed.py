@@ -9,13 +9,14 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import ConfigError
 from gpuwatch.kernel_log import XID, XID_BY_NVML
+from gpuwatch.manifest import Manifest, entities_of, links_of, own_labels
 from gpuwatch.paths import VERDICT, open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Column, Entity, Event, Kind, column_name
@@ -56,19 +57,6 @@ class Attached:
     def columns(self) -> tuple[Column, ...]:
         """The ring's columns."""
         return self.windows.schema.columns
-
-
-@dataclass(slots=True)
-class Manifest:
-    """What a duty's child announced; `names` are the entities of its rings as numbered here."""
-
-    duty: str
-    generation: int
-    sources: dict[str, dict[str, Any]]
-    names: dict[Entity, Entity]
-    entities: list[EntityInfo] = field(default_factory=list)
-    constants: list[tuple[Column, float]] = field(default_factory=list)
-    tenants: list[Tenant] = field(default_factory=list)
 
 
 class Feed:
@@ -233,7 +221,7 @@ class Feed:
             names=self._names(infos),
         )
         manifest.entities = [
-            EntityInfo(entity, {**info.labels, **_identity(entity)})
+            EntityInfo(entity, {**info.labels, **own_labels(entity)})
             for info in infos
             for entity in [manifest.names[info.entity]]
         ]
@@ -306,6 +294,10 @@ class Feed:
         return names
 
     def _read(self, ring: Attached) -> None:
+        """Take in what has come; what cannot be closed before long waits in the ring."""
+        newest_ns = ring.windows.newest_ns
+        if newest_ns and newest_ns > self._next_end_ns + CATCH_UP_TICKS * TICK_NS:
+            return
         first, rows = ring.reader.read(ring.sequence)
         ring.windows.period_ns = ring.reader.period_ns
         if rows:
@@ -362,39 +354,3 @@ class Feed:
     def ring_paths(self) -> list[str]:
         """Return the files of all rings that still hold samples, for a recording."""
         return [os.fspath(path) for path in self.rings]
-
-
-def entities_of(manifests: Iterable[Manifest]) -> list[EntityInfo]:
-    """Return everything that these manifests speak of, each once, GPUs by number."""
-    labels: dict[Entity, dict[str, str]] = {}
-    for manifest in manifests:
-        for info in manifest.entities:
-            labels.setdefault(info.entity, {}).update(info.labels)
-    numbers = {
-        known["pci_bus_id"]: entity.id
-        for entity, known in labels.items()
-        if entity.kind == "gpu" and "pci_bus_id" in known
-    }
-    for known in labels.values():  # ports and NICs know the addresses of the GPUs near them
-        near = [numbers[pci] for pci in known.pop("near", "").split(",") if pci in numbers]
-        if near:
-            known["gpu"] = ",".join(near)
-    return [EntityInfo(entity, known) for entity, known in labels.items()]
-
-
-def links_of(infos: Iterable[EntityInfo]) -> dict[Entity, tuple[Entity, ...]]:
-    """Return the interfaces of each RDMA port; their labels name the port."""
-    links: dict[Entity, tuple[Entity, ...]] = {}
-    for info in infos:
-        if info.entity.kind == "interface" and "device" in info.labels:
-            port = Entity("rdma_port", f"{info.labels['device']}/{info.labels['port']}")
-            links[port] = (*links.get(port, ()), info.entity)
-    return links
-
-
-def _identity(entity: Entity) -> dict[str, str]:
-    """Return the labels that an entity's own name stands for."""
-    if entity.kind == "gpu_instance":
-        gpu, _, instance = entity.id.partition("/")
-        return {"gpu": gpu, "gpu_instance": instance}
-    return {} if entity.kind == "rdma_port" else {entity.kind: entity.id}

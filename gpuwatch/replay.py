@@ -19,7 +19,7 @@ from gpuwatch.child import Child, no_room
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Connection, Message, Server
 from gpuwatch.errors import RecordingError, SourceUnavailable
-from gpuwatch.feed import links_of
+from gpuwatch.manifest import links_of
 from gpuwatch.playback import Playback, Step
 from gpuwatch.recording import RecordingReader
 from gpuwatch.ring import RingWriter

@@ -220,6 +220,23 @@ def test_a_look_ends_in_time_where_each_tick_takes_long(tmp_path, monkeypatch):
     assert spans([tick for look in looks for tick in look]) == [0, 1, 2, 3]
 
 
+def test_a_starved_daemon_leaves_in_the_rings_what_it_cannot_close(tmp_path, monkeypatch):
+    """However far it is behind it holds no more than a ring does, and then it is there again."""
+    monkeypatch.setattr("gpuwatch.feed.CATCH_UP_NS", -1)  # one tick a look
+    duty, feed = Duty(tmp_path), feed_of(tmp_path)
+    ticks = []
+    for second in range(1, 201):
+        duty.sample(BASE + second * SECOND)
+        ticks += feed.poll(BASE + second * SECOND)
+        (ring,) = feed.rings.values()
+        assert len(ring.windows._rows) < 75 * SECOND // PERIOD
+    monkeypatch.undo()
+    while look := feed.poll(BASE + 200 * SECOND):
+        ticks += look
+    assert spans(ticks) == list(range(800))
+    assert all(clock(tick).covered_ns == TICK_NS for tick in (*ticks[:40], *ticks[-40:]))
+
+
 def test_a_feed_goes_no_further_back_than_rings_are_kept(tmp_path):
     """Rows older than that may be half overwritten."""
     duty = Duty(tmp_path)
