@@ -9,7 +9,7 @@ from gpuwatch import task
 from gpuwatch.clock import SECOND_NS
 from gpuwatch.ring import RingReader
 from gpuwatch.signals import Column, Entity, Kind, Signal
-from gpuwatch.source import Group
+from gpuwatch.source import Group, Pace
 from gpuwatch.task import Rings
 
 BASE = 10**15
@@ -36,7 +36,7 @@ def test_hardware_samples_in_its_own_steps(rings):
 
     def pace(scale):
         told.append(scale)
-        return 10 * SECOND_NS if scale > 1 else SECOND_NS
+        return Pace(10, 10 * SECOND_NS) if scale > 1 else Pace(1, SECOND_NS)
 
     group = replace(GROUP, read=None, drain=list, delivery_ns=SECOND_NS // 2, pace=pace)
     sampled = rings.task("pm", group)

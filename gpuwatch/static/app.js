@@ -131,6 +131,7 @@ async function fetchAndDraw() {
   const signals = new Map([...visible, ...ports].flatMap((plot) => plot.signals));
   // Who moves in time sees at once what is known; what comes by itself is drawn once.
   if (!timeline.live || !signals.size) draw(visible, grid);
+  else showTimes(grid); // who goes on pressing a key has each fetch given up
   if (!signals.size) return;
   try {
     const entities = look.entities(columns, [...signals.keys()]);
