@@ -224,7 +224,7 @@ def test_a_recording_has_the_readings_of_the_day_before(imported):
     name = Path(imported.recording).name
     told = canaries(imported.running, f"?recording={name}")
     assert told == live  # those of less than a day
-    answer = imported.running.get(f"/api/v1/status?recording={name}")
+    answer = imported.running.get(f"/api/v1/status?recording={name}", 60)
     worst_then = json.loads(answer[1])["canaries"]["worst"]
     assert worst_then == imported.running.status()["canaries"]["worst"]
     old = Recorded(BUNDLED_RECORDING)

@@ -131,6 +131,11 @@ def answered_of_forty(path: Path) -> int:
                 answered += bool(client.recv(1 << 20))
             except ConnectionError:
                 pass
+        for client in clients:  # each gives its place back before others come
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 20):
+                    pass
     return answered
 
 
