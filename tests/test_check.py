@@ -196,7 +196,8 @@ HANGING = QUIET + "read_deadline_seconds = 0.3\ninit_deadline_seconds = 2\n"
 @pytest.mark.parametrize("function", ["nvmlDeviceGetTemperature", "nvmlDeviceGetHandleByPciBusId"])
 def test_a_gpu_that_hangs_is_named_and_the_other_is_checked(nvml, function):
     """A call that never returns cannot hang the check, when reading or when opening."""
-    code, lines, _ = nvml((function, {"dev": 0, "takes_ms": -1}), config=HANGING)
+    patient = HANGING.replace("init_deadline_seconds = 2", "init_deadline_seconds = 10")
+    code, lines, _ = nvml((function, {"dev": 0, "takes_ms": -1}), config=patient)
 
     assert code == 1
     verdict, told = line(lines, "gpu", "0000:1b:00.0")
