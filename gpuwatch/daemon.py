@@ -179,6 +179,7 @@ class Daemon:
     def follow_leases(self, done: Done | None = None) -> None:
         """Have exactly what is released now let go; `done` hears who does not."""
         self.feed.release(self.leases.duties)
+        self.feed.facts = gather(self)
         self.supervisor.release(self.leases.duties, done)
 
     def _tell_fault(self, fault: Exception, now_ns: int) -> None:
