@@ -35,7 +35,9 @@ INTERVALS_NS = {
     "10ms": 10 * MILLISECOND_NS,
     "100ms": 100 * MILLISECOND_NS,
 }
-RETRY_NS = 10 * SECOND_NS
+# The first time sooner: who has the counters may be a sampler that was left behind in a call, and
+# it gives back those of other GPUs a moment later.
+RETRY_NS, FIRST_RETRY_NS = 10 * SECOND_NS, SECOND_NS
 # By the beginning of a chip's name (cupti_pmsampling.h): those that sample by the sys clock alone,
 # and those whose buffer keeps the oldest alone.
 NO_TIME_TRIGGER, NO_LATEST = ("TU", "GA100"), ("TU",)
@@ -175,7 +177,7 @@ class Watched:
     def _fail(self, fault: Exception) -> None:
         before, result = self.reason, getattr(fault, "result", None)
         self.stop()
-        self.retry_ns = monotonic_ns() + RETRY_NS
+        self.retry_ns = monotonic_ns() + (RETRY_NS if before else FIRST_RETRY_NS)
         self.lasting = isinstance(fault, SourceUnsupported) or result in REFUSALS
         self.reason = REFUSALS.get(result or 0, str(fault))
         if isinstance(fault, CuptiError):

@@ -341,7 +341,7 @@ def probe(sampler: Sampler) -> int:
     """Read every group of a suspect entity once; 0 if all of it answered."""
     sampler.open()
     sampler.child.beat(page.RUNNING)
-    up = True
+    up = all(_state_of(opened)[0] != "unavailable" for opened in sampler.opened.values())
     for opened in sampler.opened.values():
         for group in opened.groups:
             for _, cells in group.rows(monotonic_ns()):

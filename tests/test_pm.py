@@ -1,6 +1,5 @@
 """PM sampling against a scripted CUPTI: real samplers and rings, refusals, rivals and crashes."""
 
-import contextlib
 import ctypes
 import json
 import os
@@ -8,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,13 @@ from gpuwatch.pm_metrics import choose as fit
 from gpuwatch.pm_session import Sample, buffer_bytes
 from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingReader
+from gpuwatch.sampler import probe
 from gpuwatch.signals import UNKNOWN_INTEGER
 from gpuwatch.source import Context, Opened
 from gpuwatch.sources.pm import Pm
 from gpuwatch.summation import row_dtype
 
-MS = 1_000_000
+MS, SECOND = 1_000_000, 10**9
 GPU = "0000:1b:00.0"
 AVAILABLE = "cuptiPmSamplingGetCounterAvailability"
 TENSOR = next(metric.name for metric in METRICS if "tensor" in metric.column)
@@ -245,15 +246,9 @@ def test_a_call_that_hangs_costs_one_gpu(sampled: Sampled) -> None:
     wait_for(sampled.live, what="the GPU that does not hang")
     assert sampled.running.child("state") == state
     assert sampled.running.value("gpuwatch_gpu_up", 'gpu="1"') == 1
-    hanging = [address_of(sampled.node.script.devices[1])]
-
-    def excluded() -> bool:  # not while it is tried again
-        children = sampled.running.status()["children"]
-        return [one["excluded"] for one in children if one["duty"] == "pm"] == [hanging]
-
-    wait_for(excluded, what="the one that hangs is left out")
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(stuck, signal.SIGKILL)  # as if its call came back
+    (told,) = [one for one in sampled.running.status()["children"] if one["duty"] == "pm"]
+    assert told["excluded"] == [address_of(sampled.node.script.devices[1])]
+    os.kill(stuck, signal.SIGKILL)  # as if its call came back
 
 
 def test_the_interval_is_changed_and_sampling_turned_off(sampled: Sampled) -> None:
@@ -325,10 +320,35 @@ def test_all_taken_is_unavailable(alone: Any) -> None:
     assert not fake.held()
     fake.heal()
     assert source.housekeep(time.monotonic_ns()) is None
-    again = source.housekeep(time.monotonic_ns() + 11 * 10**9)
+    again = source.housekeep(time.monotonic_ns() + 11 * SECOND)
     assert again is not None
     assert (len(again.groups), again.reason) == (1, "")
     assert fake.held()
+
+
+def test_what_is_taken_is_tried_soon_and_then_now_and_then(alone: Any) -> None:
+    """After a second first: a sampler that was left behind in a call gives it back by then."""
+    fake, opened = alone
+    with fake.rival(0):
+        source, found = opened()
+        assert "taken by another profiler" in found.reason
+        start_ns = time.monotonic_ns()
+        source.housekeep(start_ns + 2 * SECOND)
+    assert source.housekeep(start_ns + 5 * SECOND) is None
+    again = source.housekeep(start_ns + 20 * SECOND)
+    assert (len(again.groups), again.reason) == (1, "")
+
+
+def test_a_probe_that_could_open_nothing_is_no_answer() -> None:
+    """A GPU that hangs is not tried again while the call that hangs has its counters."""
+
+    def probed(reason: str) -> int:
+        child = SimpleNamespace(beat=lambda state: None)
+        opened = {"pm": Opened((), (), reason=reason)}
+        return probe(SimpleNamespace(open=lambda: None, child=child, opened=opened))
+
+    assert probed("counters are taken by another profiler") == 1
+    assert probed("") == 0
 
 
 @pytest.mark.parametrize(
