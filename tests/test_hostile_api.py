@@ -123,6 +123,8 @@ def test_answers_that_nobody_reads_are_bounded(daemon):
             one.sendall(f"GET /api/v1/series?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             one.settimeout(60)
             told = one.recv(12)
+            if told == b"HTTP/1.1 503":
+                break  # on a slow machine the first are given up before the last have asked
         assert told == b"HTTP/1.1 503"
         assert daemon.get("/metrics")[0] == 200
         assert rss_bytes(daemon.child("daemon")) - before < 150 << 20

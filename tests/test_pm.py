@@ -249,6 +249,8 @@ def test_a_call_that_hangs_costs_one_gpu(sampled: Sampled) -> None:
     (told,) = [one for one in sampled.running.status()["children"] if one["duty"] == "pm"]
     assert told["excluded"] == [address_of(sampled.node.script.devices[1])]
     os.kill(stuck, signal.SIGKILL)  # as if its call came back
+    sampled.fake.heal()
+    wait_for(lambda: sampled.live(1), 60, "the other one again")
 
 
 def test_the_interval_is_changed_and_sampling_turned_off(sampled: Sampled) -> None:

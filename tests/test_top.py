@@ -189,10 +189,10 @@ def test_keys(running):
         closed = running.status()["ticks_closed"]
         wait_for(lambda: running.status()["ticks_closed"] > closed + 6)
         assert terminal.picture() == held
+        terminal.press("\x1b[B")
+        assert terminal.shows("2-23 of ")[1] == held[2]
         terminal.press("p")
         wait_for(lambda: "paused" not in terminal.picture()[0])
-        terminal.press("\x1b[B")
-        assert terminal.shows("2-23 of ")[1] == first[2]
         terminal.press("\x1b[6~")
         terminal.shows("COST OF A CORE")
         terminal.press("\x1b[H")
