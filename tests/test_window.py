@@ -20,6 +20,7 @@ from gpuwatch.signals import (
     Kind,
     Signal,
 )
+from gpuwatch.slots import MARGIN_NS
 from gpuwatch.summation import HOLD_PERIODS, RingWindows, row_dtype
 from gpuwatch.window import TICK_NS, Tick, Window, put
 
@@ -78,7 +79,7 @@ def stretches(draw):
     counter = draw(st.integers(0, 10**6))
     rows = []
     for step in steps:
-        late = draw(st.integers(0, PERIOD - 1))
+        late = draw(st.integers(0, PERIOD - MARGIN_NS - 1))  # later ones may miss their own tick
         counter = draw(st.one_of(st.integers(0, 500).map(counter.__add__), st.integers(0, 50)))
         bits = draw(st.one_of(st.sampled_from([0, 1, 8, 9]), st.just(UNKNOWN_INTEGER)))
         count = draw(st.one_of(st.just(counter), st.just(UNKNOWN_INTEGER)))
@@ -122,7 +123,7 @@ def slots(rows, known, width, start, end):
     """Return refresh slots that ended before `end`, from the first row on, with a value or not."""
     first = rows[0][0]
     caught = {(row[0] - first) // width for row in rows if row[0] + row[1] < end and known(row)}
-    count = (end - first + 1000) // width
+    count = (end - first + MARGIN_NS) // width
     found = sum(slot < count for slot in caught)
     return found, count - found
 
