@@ -84,7 +84,7 @@ def test_any_child_may_be_killed(tmp_path: Path) -> None:
                 assert not fallen
             count = samples(running)
             wait_for(lambda count=count: samples(running) > count, what="new samples")
-            assert running.value("gpuwatch_source_up", 'source="nvml_state"') == 1
+            wait_for(lambda: running.value("gpuwatch_source_up", 'source="nvml_state"') == 1)
         assert restarts(running, "daemon") == killed["daemon"]
         assert not [pid for pid, _ in descendants(running.process.pid) if gone(pid)]
         assert running.stop() == 0
