@@ -1,4 +1,4 @@
-"""Feeders: of a counter that two rings have, the one that is drawn: that with more rows."""
+"""Feeders: of a counter that two rings have, the finer one tells, and the coarser where it cannot."""
 
 from collections.abc import Iterable, Sequence
 

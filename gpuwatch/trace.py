@@ -152,13 +152,12 @@ class Tracks:
         """Return the track of that name below another one."""
         return self._get((str(parent), name), name, parent, rank, about)[0]
 
-    def counter(self, parent: int, column: Column, rank: int) -> int:
+    def counter(self, parent: int, column: Column, name: str, rank: int) -> int:
         """Return the track of a counter."""
-        name, about = column.name, column.signal.help
-        uuid, track = self._get((str(parent), name), name, parent, rank, about)
+        uuid, track = self._get((str(parent), name), name, parent, rank, column.signal.help)
         if track is not None:
             track.counter.unit_name = column.signal.unit
-            track.counter.y_axis_share_key = name  # all GPUs on one scale
+            track.counter.y_axis_share_key = column.name  # all GPUs on one scale
         return uuid
 
     def _get(

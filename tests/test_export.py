@@ -227,20 +227,20 @@ def check_perfetto(path, output):
     for (_, column), (times, _) in found.items():
         key = column.entity, column.name
         finest[key] = max(len(times), finest.get(key, 0))
-    for (_, column), (times, cells) in found.items():
-        if len(times) < finest[column.entity, column.name]:
-            continue  # hardware counters tell of it, too: a track has one feeder
+    for (table, column), (times, cells) in found.items():
+        coarser = len(times) < finest[column.entity, column.name]
+        name = f"{column.name} of {table}" if coarser else column.name
         signal, known = column.signal, [cell is not None for cell in cells]
         entity = track_of(head, column.entity)
         if not any(known) and signal.kind is not Kind.BITS:
-            assert (entity, column.name) not in by_name
+            assert (entity, name) not in by_name
             continue
-        short = signal.name if signal.kind is Kind.BITS else column.name
+        short = signal.name if signal.kind is Kind.BITS else name
         unknown = by_name.get((entity, f"{short} not known"))
         for time_ns, is_known in zip(times, known, strict=True):
             assert is_known == (unknown is None or not unknown.covers(time_ns))
         if signal.kind is not Kind.BITS:
-            track = by_name[entity, column.name]
+            track = by_name[entity, name]
             assert track.declared.counter.unit_name == signal.unit
             for time_ns, cell in zip(times, cells, strict=True):
                 value = track.value(time_ns)

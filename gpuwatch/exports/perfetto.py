@@ -63,12 +63,13 @@ class Perfetto:
 
 
 class _Line:
-    """A column as it goes on. A counter that is never known is not there."""
+    """A column as it goes on, called `name`. A counter that is never known is not there."""
 
-    def __init__(self, trace: Trace, tracks: Tracks, column: Column, rank: int) -> None:
+    def __init__(self, trace: Trace, tracks: Tracks, column: Column, name: str, rank: int) -> None:
         self._trace = trace
         self._tracks = tracks
         self._column = column
+        self._name = name
         self._rank = 2 * rank  # between two is room for the time in which it is not known
         self._last: Array | None = None
         self._seen = False
@@ -97,7 +98,7 @@ class _Line:
         keep = np.append(changed[1:], True)
         keep = changed | (keep & known(values))
         parent = self._tracks.entity(self._column.entity)
-        track = self._tracks.counter(parent, self._column, self._rank)
+        track = self._tracks.counter(parent, self._column, self._name, self._rank)
         self._trace.points(track, times[keep], in_unit(self._column, values[keep]))
 
     def _mark(self, times: Times, there: Mask) -> None:
@@ -122,17 +123,15 @@ class _Line:
     @property
     def _gap(self) -> int:
         """The track of the times in which it is not known."""
-        column = self._column
-        name = column.signal.name if column.signal.kind is Kind.BITS else column.name
-        entity = self._tracks.entity(column.entity)
-        return self._tracks.below(entity, f"{name} not known", self._rank + 1)
+        entity = self._tracks.entity(self._column.entity)
+        return self._tracks.below(entity, f"{self._name} not known", self._rank + 1)
 
 
 class _Bits(_Line):
     """A bit set: each bit that is ever set is a track of slices."""
 
-    def __init__(self, trace: Trace, tracks: Tracks, column: Column, rank: int) -> None:
-        super().__init__(trace, tracks, column, rank)
+    def __init__(self, trace: Trace, tracks: Tracks, column: Column, name: str, rank: int) -> None:
+        super().__init__(trace, tracks, column, name, rank)
         self._names = dict(column.signal.bits)
         self._set: set[int] = set()
 
@@ -151,16 +150,15 @@ class _Bits(_Line):
                 self._trace.event(END, self._track(bit), time_ns)
             for bit in now - self._set:
                 event = self._trace.event(BEGIN, self._track(bit), time_ns)
-                event.name = self._name(bit)
+                event.name = self._label(bit)
             self._set = now
 
     def _track(self, bit: int) -> int:
-        column = self._column
-        entity = self._tracks.entity(column.entity)
-        group = self._tracks.below(entity, column.signal.name, self._rank, column.signal.help)
-        return self._tracks.below(group, self._name(bit), bit)
+        entity = self._tracks.entity(self._column.entity)
+        group = self._tracks.below(entity, self._name, self._rank, self._column.signal.help)
+        return self._tracks.below(group, self._label(bit), bit)
 
-    def _name(self, bit: int) -> str:
+    def _label(self, bit: int) -> str:
         return self._names.get(bit, f"unknown_0x{1 << bit:x}")
 
 
@@ -173,10 +171,11 @@ class _Timeline:
         self._tracks = Tracks(trace, extract)
         ranks = count()
         left = coarser((table.columns, table.period_ns) for table in extract.tables)
-        # None: the table's column is drawn by the rows of another one.
         self._lines = [
             [
-                None if place in places else _line(trace, self._tracks, column, next(ranks))
+                _line(
+                    trace, self._tracks, column, table.name if place in places else "", next(ranks)
+                )
                 for place, column in enumerate(table.columns)
             ]
             for table, places in zip(extract.tables, left, strict=True)
@@ -196,9 +195,9 @@ class _Timeline:
             self._trace.flush(PACKETS_KEPT)
         for table, until_ns in self._until.items():
             if until_ns < self._end_ns:  # others went on
-                for line in filter(None, self._lines[table]):
+                for line in self._lines[table]:
                     line.add(np.array([until_ns]), np.array([line.unknown]))
-        for line in filter(None, chain(*self._lines)):
+        for line in chain(*self._lines):
             line.finish(self._end_ns)
         for name, moments in ((EVENTS, extract.events()), (ALERTS, extract.alerts())):
             for moment in moments:
@@ -233,8 +232,6 @@ class _Timeline:
         gaps = np.flatnonzero(times - holds[:-1] > table.span_ns // 2)
         times = np.insert(times, gaps, holds[gaps])
         for line, values in zip(self._lines[rows.table], rows.cells, strict=True):
-            if line is None:
-                continue
             # A mean is of the time before, a counter is of the instant.
             shift_ns = table.span_ns if values.dtype == np.float32 else 0
             cells = np.insert(values, gaps, line.unknown) if len(gaps) else values
@@ -275,8 +272,13 @@ class _Timeline:
                 note.string_value = value if isinstance(value, str) else json.dumps(value)
 
 
-def _line(trace: Trace, tracks: Tracks, column: Column, rank: int) -> _Line:
-    return (_Bits if column.signal.kind is Kind.BITS else _Line)(trace, tracks, column, rank)
+def _line(trace: Trace, tracks: Tracks, column: Column, table: str, rank: int) -> _Line:
+    """Make a line; `table` is given if another one has the column more finely."""
+    bits = column.signal.kind is Kind.BITS
+    name = column.signal.name if bits else column.name
+    if table:
+        name = f"{name} of {table}"
+    return (_Bits if bits else _Line)(trace, tracks, column, name, rank)
 
 
 def _changes(values: Array) -> Mask:
