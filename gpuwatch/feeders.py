@@ -1,4 +1,4 @@
-"""Feeders: of a counter that two rings have, the finer one tells, and the coarser where it cannot."""
+"""Feeders: of a counter that two rings have the finer one tells, the coarser where that cannot."""
 
 from collections.abc import Iterable, Sequence
 

@@ -173,9 +173,7 @@ class _Timeline:
         left = coarser((table.columns, table.period_ns) for table in extract.tables)
         self._lines = [
             [
-                _line(
-                    trace, self._tracks, column, table.name if place in places else "", next(ranks)
-                )
+                _line(trace, self._tracks, column, place in places, table.name, next(ranks))
                 for place, column in enumerate(table.columns)
             ]
             for table, places in zip(extract.tables, left, strict=True)
@@ -272,12 +270,13 @@ class _Timeline:
                 note.string_value = value if isinstance(value, str) else json.dumps(value)
 
 
-def _line(trace: Trace, tracks: Tracks, column: Column, table: str, rank: int) -> _Line:
-    """Make a line; `table` is given if another one has the column more finely."""
+def _line(
+    trace: Trace, tracks: Tracks, column: Column, coarser: bool, table: str, rank: int
+) -> _Line:
+    """Make a line; it is named by its table as well if another one has the column more finely."""
     bits = column.signal.kind is Kind.BITS
     name = column.signal.name if bits else column.name
-    if table:
-        name = f"{name} of {table}"
+    name = f"{name} of {table}" if coarser else name
     return (_Bits if bits else _Line)(trace, tracks, column, name, rank)
 
 
