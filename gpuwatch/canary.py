@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 from gpuwatch.canaries import CANARIES, LOADS
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
+from gpuwatch.errors import ConfigError
 from gpuwatch.process import cause, lives, started
 
 WORKER = Path(__file__).with_name("canary_worker.py")
@@ -39,6 +40,8 @@ DEADLINES: Mapping[str, float] = {
 }
 OTHER_SECONDS = 10.0
 LONGEST_SECONDS = 300.0
+# In these no GPU was asked for anything: what goes wrong there is the interpreter's.
+BEFORE_GPU = ("start", "import")
 # Phases that follow each other fast: one that lasts longer, when there is no more time, hangs. What
 # comes before and after may take its time, as where a driver or NCCL is loaded slowly.
 FAST = ("warm_up", "measure")
@@ -145,13 +148,15 @@ class Task:
 class Run:
     """One canary that runs; `poll` it until it gives its outcome. To be used in a `with` block.
 
-    `python` is the interpreter, `worker` the file that it runs. Raises OSError if it cannot be
-    started.
+    `python` is the interpreter, `worker` the file that it runs. Raises ConfigError if that is no
+    interpreter, OSError if nothing can be started.
     """
 
     def __init__(self, task: Task, python: str, worker: Path = WORKER) -> None:
         assert task.canary in CANARIES or task.canary in LOADS
         self.task = task
+        self._python = python
+        self._got_ready = False  # it, or another rank, has its interpreter and torch
         self._lines = 0
         self._readings: list[Mapping[str, Any]] = []
         self._error: tuple[str, str] | None = None
@@ -162,16 +167,21 @@ class Run:
             self.scratch = tempfile.mkdtemp(prefix="gpuwatch-canary-")
             undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
             Path(self.scratch, "mps").mkdir()
-            self._popen = started(
-                [python, str(worker)],
-                task.settings(self.scratch),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self._environment(),
-                cwd=self.scratch,
-                preexec_fn=follow(signal.SIGKILL),
-                process_group=0,
-            )
+            try:
+                self._popen = started(
+                    [python, str(worker)],
+                    task.settings(self.scratch),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=self._environment(),
+                    cwd=self.scratch,
+                    preexec_fn=follow(signal.SIGKILL),
+                    process_group=0,
+                )
+            except OSError as error:
+                if error.filename == python:
+                    raise ConfigError(f"[canary] python {python}: {error.strerror}") from error
+                raise
             undo.pop_all()
         self.group = self._popen.pid
         for pipe in (self._popen.stdout, self._popen.stderr):
@@ -281,6 +291,8 @@ class Run:
             fault = "ended without a result"
         else:
             ended, fault = "ok", ""
+        if ended == "failed" and not self._got_ready and not stuck:
+            ended, fault = "skipped", f"{self._python}: {fault}: mend it, or [canary] python"
         if stuck:
             fault += f": process {stuck[0]} does not end when killed: reset the GPU or reboot"
         seconds = (monotonic_ns() - self._context_ns) / SECOND_NS if self._context_ns else None
@@ -319,11 +331,12 @@ class Run:
             if self._lines > LINES:
                 raise ValueError
             match json.loads(line):
-                case {"phase": str(name), "rank": 0}:
-                    self._phase(name)
-                case {"phase": str(), "rank": int()}:
-                    pass
+                case {"phase": str(name), "rank": int(rank)}:
+                    self._got_ready = self._got_ready or name not in BEFORE_GPU
+                    if rank == 0:
+                        self._phase(name)
                 case {"reading": dict(reading)}:
+                    self._got_ready = True
                     self._readings.append(reading)
                 case {"error": str(text), "cause": str(why)}:
                     self._error = self._error or (text, why)

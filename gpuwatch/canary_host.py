@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ WAIT_SECONDS = 0.1
 LEAST_SECONDS = 0.3  # who only asks whether a session runs has the lock for a moment
 RUNS_ALREADY = "canaries run already on this host: try again later"
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
+WITHOUT_CUDA = re.compile(r"^cuda\b.*= None$", re.MULTILINE)  # in torch/version.py
 EXTRA = "pip install 'gpuwatch[torch]', or name an interpreter that has it in [canary] python"
 
 
@@ -39,15 +41,34 @@ def hindrance(config: Mapping[str, Any]) -> str:
     if not config["canary"]["run"]:
         return "[canary] run names none"
     if python := config["canary"]["python"]:
-        if not os.access(python, os.X_OK) or not Path(python).is_file():
-            return f"[canary] python {python}: not an interpreter: name one with torch"
-    elif importlib.util.find_spec("torch") is None:
-        return f"no torch: {EXTRA}"
+        fault = no_interpreter(python)
+    else:
+        found = importlib.util.find_spec("torch")
+        fault = unfit_torch(found.origin if found else None)
+    if fault:
+        return fault
     if not _sees_host(Path(config["paths"]["procfs"])):
         return (
             "a container without the host's process ids cannot see who uses a GPU: start it with"
             " them (hostPID: true, --pid=host)"
         )
+    return ""
+
+
+def no_interpreter(python: str) -> str:
+    """Return why a program is no interpreter for canaries, "" if it may be."""
+    if os.access(python, os.X_OK) and Path(python).is_file():
+        return ""
+    return f"[canary] python {python}: not an interpreter: name one with torch"
+
+
+def unfit_torch(package: str | None) -> str:
+    """Return why torch, by the file of the package, cannot run on GPUs, "" if it may."""
+    if package is None:
+        return f"no torch: {EXTRA}"
+    with contextlib.suppress(OSError, ValueError):
+        if WITHOUT_CUDA.search(Path(package).with_name("version.py").read_text()):
+            return f"torch is built without CUDA: {EXTRA}"
     return ""
 
 

@@ -20,7 +20,7 @@ from gpuwatch.manifest import Manifest, entities_of, links_of, own_labels
 from gpuwatch.paths import VERDICT, open_regular
 from gpuwatch.ring import SHAPE_ERRORS, RingReader, RingSchema
 from gpuwatch.signals import Column, Entity, Event, Kind, column_name
-from gpuwatch.source import NOT_PLANNED, EntityInfo, Tenant, constant_from_json
+from gpuwatch.source import NOT_PLANNED, STANDBY, EntityInfo, Tenant, constant_from_json
 from gpuwatch.summation import RingWindows
 from gpuwatch.window import STARTING_NS, TICK_NS, Tick, Window
 
@@ -107,7 +107,10 @@ class Feed:
 
     def hear(self, states: Mapping[str, str]) -> None:
         """Take over what children say of their sources."""
-        self._told.update(states)
+        told = {**self._told, **states}
+        if told != self._told:
+            self._told = told
+            self._gather()  # who tells what depends on it
 
     def release(self, duties: Iterable[str]) -> None:
         """Expect nothing of exactly these duties; what they told before is shown no more."""
@@ -259,7 +262,7 @@ class Feed:
         self.entities = entities_of(live)
         self.constants = [constant for manifest in live for constant in manifest.constants]
         self.columns, self.feeders, self.bit_feeders = [], {}, {}
-        for ring in sorted(self.rings.values(), key=lambda ring: ring.windows.dense):
+        for ring in sorted(self.rings.values(), key=self._rank):
             if ring.current:
                 self.columns += ring.columns
                 self._gather_feeders(ring.windows.schema)
@@ -267,6 +270,12 @@ class Feed:
         for column, value in self.constants:
             self._constants.setdefault(column.entity, {})[column.name] = value
         self._links = links_of(self.entities)
+
+    def _rank(self, ring: Attached) -> int:
+        """Return which rings count of those that have the same: those with the highest rank."""
+        if self._told.get(ring.windows.schema.source) == STANDBY:
+            return 0
+        return 1 + ring.windows.dense
 
     def _gather_feeders(self, schema: RingSchema) -> None:
         for entity, signal, label in schema.columns:

@@ -4,12 +4,16 @@ A lease ends by CLOCK_BOOTTIME, which goes on while the machine sleeps, and with
 the store, so it survives daemon and supervisor.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwatch.clock import SECOND_NS, read_clocks
 from gpuwatch.store import LeaseRow, Store
 
+log = logging.getLogger(__name__)
+
+LONGEST_SECONDS = 7 * 86400.0
 # The duties whose processes hold what can be released: they end for as long as the lease lasts.
 HOLDERS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("state", "counters", "pm"),
@@ -30,6 +34,9 @@ class Leases:
         self._store = store
         self._boot_id = boot_id
         self.look()
+        for what, _, until_ns in store.leases:
+            left = (until_ns - read_clocks().boottime_ns) / SECOND_NS
+            log.info("%s: released for another %.0f s: gpuwatch resume %s", what, left, what)
 
     def grant(self, what: str, seconds: float) -> None:
         """Release something for so long from now on, in place of an earlier lease of it."""

@@ -81,7 +81,7 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise ConfigError(f"{path}: not a regular file: remove it")
+    raise ConfigError(f"{path}: not a regular file: name another, or remove it")
 
 
 def _declared(variable: str) -> Path | None:

@@ -12,7 +12,7 @@ from gpuwatch.clock import monotonic_ns
 from gpuwatch.control import Connection, Message
 from gpuwatch.errors import ConfigError
 from gpuwatch.facts import answers, seen_rates, seen_slots
-from gpuwatch.lease import HOLDERS
+from gpuwatch.lease import HOLDERS, LONGEST_SECONDS
 from gpuwatch.signals import HOST, Event
 from gpuwatch.source import USER
 from gpuwatch.store import SlotRow
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpuwatch.daemon import Daemon
 
 MAX_RECORD_SECONDS = 3600.0
-MAX_LEASE_SECONDS = 7 * 86400.0
 FREE = ("status", "inventory")  # for every user of the machine
 
 
@@ -117,8 +116,8 @@ def _fault(daemon: "Daemon", what: str) -> str:
 
 def _release(daemon: "Daemon", connection: Connection, what: str, seconds: float) -> None:
     fault = _fault(daemon, what)
-    if not fault and not 0 < seconds <= MAX_LEASE_SECONDS:
-        fault = f"seconds {seconds:g}: more than 0, at most {MAX_LEASE_SECONDS:g}"
+    if not fault and not 0 < seconds <= LONGEST_SECONDS:
+        fault = f"seconds {seconds:g}: more than 0, at most {LONGEST_SECONDS:g}"
     if fault:
         connection.send({"error": fault})
         return
@@ -145,10 +144,10 @@ def _release(daemon: "Daemon", connection: Connection, what: str, seconds: float
 
 
 def _resume(daemon: "Daemon", connection: Connection, what: str) -> None:
-    if fault := _fault(daemon, what):
+    was = daemon.leases.end(what)  # also of what was turned off meanwhile
+    if not was and (fault := _fault(daemon, what)):
         connection.send({"error": fault})
         return
-    was = daemon.leases.end(what)
     if was:
         daemon.note(Event(monotonic_ns(), HOST, "resumed", what))
         daemon.follow_leases()

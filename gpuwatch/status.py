@@ -235,7 +235,7 @@ def describe(shown: Snapshot) -> dict[str, Any]:
 
 def _reason(daemon: "Daemon", source: str) -> str:
     """Return why a source does not work beside others of its sampler that do, "" if it does."""
-    sources = [manifest.sources.get(source, {}) for manifest in daemon.feed.manifests.values()]
+    sources = [manifest.sources.get(source, {}) for manifest in daemon.feed.live.values()]
     return next((str(told["reason"]) for told in sources if told.get("reason")), "")
 
 

@@ -705,7 +705,7 @@ def test_there_may_be_nothing_to_show(tmp_path, capsys):
     code, out, _ = command(capsys, "show", "--path.state", tmp_path)
     assert (code, out) == (
         3,
-        "no readings of canaries yet: gpuwatch baseline import takes some in\n",
+        "no readings of canaries yet: `gpuwatch canary run all` makes some\n",
     )
     (tmp_path / "gpuwatch.sqlite").write_text(
         "no database at all, but long enough for a header" * 9

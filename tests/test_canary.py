@@ -12,6 +12,7 @@ from running import wait_for
 
 from gpuwatch.canaries import CANARIES
 from gpuwatch.canary import DEADLINES, WORKER, Run, Task, members
+from gpuwatch.errors import ConfigError
 
 GRANDCHILD = """
 found = subprocess.Popen([sys.executable, "-c",
@@ -98,23 +99,22 @@ def test_a_child_that_hangs(tmp_path, phase):
         f"for name in {until!r}: say(phase=name, rank=0)\nhang()",
         deadlines={**DEADLINES, phase: 0.1},
     )
-    assert outcome.ended == "failed"
-    assert outcome.fault.startswith("hangs: ")
-    assert outcome.fault.endswith(f"in phase {phase}")
+    before_gpu = phase in ("start", "import")
+    assert outcome.ended == ("skipped" if before_gpu else "failed")
+    assert "hangs: " in outcome.fault
+    assert f"in phase {phase}" in outcome.fault
+    assert ("mend it, or [canary] python" in outcome.fault) is before_gpu
     assert not outcome.stuck
 
 
 @pytest.mark.parametrize(
     ("program", "fault"),
     [
-        (
-            "say(phase='context', rank=0)\nos.kill(os.getpid(), 11)",
-            "ended by SIGSEGV in phase context",
-        ),
-        ("os.kill(os.getpid(), 9)", "ended by SIGKILL in phase start"),
+        ("os.kill(os.getpid(), 11)", "ended by SIGSEGV in phase context"),
+        ("os.kill(os.getpid(), 9)", "ended by SIGKILL in phase context"),
         (
             "sys.exit('undefined symbol: cuInit')",
-            "exit status 1 in phase start: undefined symbol: cuInit",
+            "exit status 1 in phase context: undefined symbol: cuInit",
         ),
         ("", "ended without a result"),
         ("print('[rank0] NCCL INFO')", "says what is no result: '[rank0] NCCL INFO'"),
@@ -131,10 +131,37 @@ def test_a_child_that_hangs(tmp_path, phase):
 )
 def test_a_child_that_fails(tmp_path, program, fault):
     """Crash, kill, silence and nonsense are each told in a line."""
-    outcome = done(tmp_path, program)
+    outcome = done(tmp_path, f"say(phase='context', rank=0)\n{program}")
     assert outcome.ended == "failed"
     assert fault in outcome.fault
     assert "\n" not in outcome.fault
+
+
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ("sys.exit('apptainer: image not found')", "by exit status 1 in phase start: apptainer"),
+        ("say(phase='import', rank=0)\nos.kill(os.getpid(), 11)", "by SIGSEGV in phase import"),
+        ("say(phase='import', rank=0)\nsay(error='libcudart.so.13: no', cause='')", "libcudart"),
+        ("print('a listing')", "says what is no result: 'a listing'"),
+        ("", "ended without a result"),
+    ],
+)
+def test_an_interpreter_that_does_not_work(tmp_path, program, fault):
+    """What goes wrong before a GPU is asked for anything speaks against no GPU."""
+    outcome = done(tmp_path, program)
+    assert outcome.ended == "skipped"
+    assert fault in outcome.fault
+    assert outcome.fault.endswith(": mend it, or [canary] python")
+
+
+def test_what_cannot_be_started(tmp_path):
+    """A file that is no program is named, as the config's fault."""
+    python = tmp_path / "python"
+    python.write_text("no program")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"\[canary\] python .*/python: Exec format error"):
+        Run(Task(canary="startup", size=0), str(python))
 
 
 def test_a_child_that_writes_without_end_is_not_kept(tmp_path):
@@ -142,7 +169,7 @@ def test_a_child_that_writes_without_end_is_not_kept(tmp_path):
     outcome = done(
         tmp_path, "for _ in range(20): os.write(2, b'noise ' * 10_000)\nsys.exit('\\nat last')"
     )
-    assert outcome.fault.endswith(": at last")
+    assert ": at last: mend it" in outcome.fault
 
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 11)", "hang()"])
@@ -281,7 +308,8 @@ def test_a_rank_that_fails_ends_the_others(tmp_path, monkeypatch):
     """One that dies is told at once; the others do not wait for it."""
     torch = "import os, time\ntime.sleep(0 if os.getppid() in (os.getpgid(0),) else 60)\n"
     outcome = worker(tmp_path, monkeypatch, torch + "os._exit(3)", processes=2)
-    assert (outcome.ended, outcome.fault) == ("failed", "rank 1 ended with status 3")
+    assert outcome.ended == "skipped"
+    assert "rank 1 ended with status 3" in outcome.fault
 
 
 def test_ranks_die_with_the_caller(tmp_path, monkeypatch):

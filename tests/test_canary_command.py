@@ -208,6 +208,7 @@ def test_what_is_not_well_is_told(host, capsys):
         "number = int(os.environ['CUDA_VISIBLE_DEVICES'][-12:])\n"
         "MORE = [{'result': 'wrong', 'detail': 'rows 5 are wrong'}, {'environment': None}, {}, {}]"
         "[number]\n"
+        "say(phase='context', rank=0)\n"
         "if number == 2: os.kill(os.getpid(), 11)\n"
         "if number == 3: say(error='no torch', cause='environment'); sys.exit()\n" + MEASURES
     )
@@ -216,7 +217,7 @@ def test_what_is_not_well_is_told(host, capsys):
     assert [(one["gpu"], one["result"], one["detail"]) for one in results] == [
         (0, "wrong", "rows 5 are wrong"),
         (1, "failed", "says a result that is none"),
-        (2, "failed", "ended by SIGSEGV in phase start"),
+        (2, "failed", "ended by SIGSEGV in phase context"),
         (3, "skipped", "no torch"),
     ]
     assert results[2]["entity"] == ["gpu", "GPU-00000000-0000-4000-8000-000000000002"]
@@ -309,7 +310,9 @@ def test_what_a_daemon_has_kept(host, capsys):
     [
         (["matmul", "--gpu", "7"], 3, "--gpu 7: no such GPU: here are 0, 1"),
         (["nothing"], 64, "invalid choice: 'nothing'"),
-        (["matmul", "--cpu", "--gpu", "0"], 64, "--cpu: takes neither"),
+        (["matmul", "--cpu", "--gpu", "0"], 64, "--cpu: takes no --gpu, --force, --size"),
+        (["matmul", "--cpu", "--size", "full"], 64, "--cpu: takes no --gpu, --force, --size"),
+        (["matmul", "--cpu", "--budget", "3s"], 64, "--cpu: takes no --gpu, --force, --size"),
         (
             ["matmul", "--canary.python=/nowhere"],
             64,

@@ -279,8 +279,15 @@ def test_check_says_whether_there_are_canaries(tmp_path):
     settings = {"enabled": True, "python": str(python), "run": ["matmul", "pcie"]}
     config = {"source": {"kind": "nvml"}, "canary": settings, "paths": {"procfs": str(tmp_path)}}
     assert canaries(config)[0] == WARN
-    for status, code, text in ((0, PASS, "matmul, pcie, on GPUs"), (1, WARN, "no torch")):
-        python.write_text(f"#!/bin/sh\nexit {status}\n")
+    package, version = tmp_path / "torch/__init__.py", tmp_path / "torch/version.py"
+    package.parent.mkdir()
+    for status, cuda, code, text in (
+        (0, "'13.0'", PASS, "matmul, pcie, on GPUs"),
+        (0, "None", WARN, "torch is built without CUDA"),
+        (1, "'13.0'", WARN, "no torch"),
+    ):
+        version.write_text(f"cuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n")
+        python.write_text(f"#!/bin/sh\necho {package}\nexit {status}\n")
         python.chmod(0o755)
         told = canaries(config)
         assert told[0] == code

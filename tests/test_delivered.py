@@ -85,6 +85,11 @@ class Watch:
         errors = ("gpuwatch_source_errors_total", "197,198")
         return self.running.value(*errors) or 0.0
 
+    def scale(self, number: float) -> None:
+        """Have hardware counters sampled so many times more rarely."""
+        message = {"command": "interval", "source": "pm", "scale": number}
+        request(self.running.runtime / "control.sock", message, 10)
+
     def ask(self, command: str, **more: Any) -> None:
         """Release or resume hardware counters."""
         message = {"command": command, "what": "counters", **more}
@@ -170,6 +175,23 @@ def test_no_byte_counts_twice(watch: Watch) -> None:
     rise = watch.total() - before
     # The first page is up to a tick and its delivery old.
     assert 0 < rise <= RATE * (time.monotonic() - start + 1.5)
+
+
+def test_while_hardware_keeps_the_latest_nvml_tells(watch: Watch) -> None:
+    """Bytes are NVML's in standby, and the page says so."""
+    watch.settles(known=False)
+
+    def source_is(name: str) -> bool:
+        info = ("gpuwatch_signal_source_info", f'signal="{RECEIVED.removeprefix("gpuwatch_")}"')
+        return watch.running.value(*info, f'source="{name}"') == 1
+
+    wait_for(lambda: source_is("pm"))
+    watch.scale(11)
+    wait_for(lambda: source_is("nvml_counters"))
+    watch.settles(known=True)
+    watch.scale(1)
+    wait_for(lambda: source_is("pm"))
+    watch.settles(known=False)
 
 
 def test_a_sampler_that_was_killed_is_noticed(watch: Watch) -> None:

@@ -193,6 +193,22 @@ def test_a_collector_switched_on_leaves_released_gpus_alone(tmp_path: Path) -> N
         assert not samplers(running)
 
 
+def test_a_lease_may_be_ended_without_its_sampler(tmp_path: Path) -> None:
+    """Counters that were turned off while they were released are not so for the rest of it."""
+    with Running(tmp_path, "--source", "simulated", config=quiet("nvml_state", "pm")) as running:
+        path = running.runtime / "control.sock"
+        wait_for(lambda: "pm" in phases(running))
+        request(path, release(600, "counters"), 20)
+        running.config.write_text(QUIET)
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "state" in phases(running) and "pm" not in phases(running))
+        assert "counters: released for another 5" in running.log()
+        resume = {"command": "resume", "what": "counters"}
+        assert request(path, resume, 20)["was_released"]
+        with pytest.raises(ControlError, match="counters: no sampler"):
+            request(path, resume, 20)
+
+
 def phases(running: Running) -> dict[str, str]:
     """Return how each child is, {} while the daemon is started anew."""
     with contextlib.suppress(OSError, http.client.HTTPException):

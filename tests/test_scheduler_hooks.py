@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch.cli import main
+from gpuwatch.errors import UNKNOWN
+
 DEPLOY = Path(__file__).parents[1] / "deploy"
 PLUGIN = DEPLOY / "kubernetes" / "gpuwatch-verdict"
 
@@ -44,10 +47,12 @@ def hook(tmp_path):
     return run
 
 
-def test_the_prolog_pauses_and_never_stops_a_job(hook):
+def test_the_prolog_pauses_and_never_stops_a_job(hook, tmp_path):
     """Whether gpuwatch is there or not."""
     done, calls = hook("prolog.sh")
     assert (done.returncode, calls) == (0, ["gpuwatch pause canaries --for 7d"])
+    words = calls[0].split()[1:]
+    assert main([*words, f"--path.runtime={tmp_path}"]) == UNKNOWN  # no daemon, and no fault of it
     done, _ = hook("prolog.sh", [("pause*", "", 3)])
     assert done.returncode == 0
     assert "not paused" in done.stdout

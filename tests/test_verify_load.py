@@ -232,7 +232,7 @@ def test_what_gives_no_value(tried):
     """A wrong result and a crash are failures of that GPU; an interpreter without torch is none."""
     tried.change(
         memory_0={"result": "wrong", "detail": "3 bits"},
-        memory_1={"text": "os.kill(os.getpid(), 11)"},
+        memory_1={"text": "say(phase='context', rank=0); os.kill(os.getpid(), 11)"},
         memory_2={"text": "say(error='no torch', cause='environment')"},
     )
     bad = tried.bad("memory")

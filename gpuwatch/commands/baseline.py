@@ -83,7 +83,7 @@ def _show(path: Path, arguments: Namespace) -> int:
     elif shown:
         _print_table([HEADER, *(_row(one, numbers, now) for one in shown)])
     else:
-        print("no readings of canaries yet: gpuwatch baseline import takes some in")
+        print("no readings of canaries yet: `gpuwatch canary run all` makes some")
     codes = [_code(one) for one in standings if one.current]
     return max(codes, default=UNKNOWN)
 

@@ -122,13 +122,15 @@ class Canary:
 
     def run(self, arguments: Namespace) -> int:
         """Print a line for each result, or all of them as JSON."""
-        if arguments.cpu and (arguments.gpu or arguments.force):
-            raise ConfigError("--cpu: takes neither --gpu nor --force")
+        if arguments.cpu and (
+            arguments.gpu or arguments.force or arguments.size or arguments.budget
+        ):
+            raise ConfigError("--cpu: takes no --gpu, --force, --size or --budget")
         names = arguments.names or BETWEEN_JOBS
         config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
         python = config["canary"]["python"] or sys.executable
-        if not os.access(python, os.X_OK) or not Path(python).is_file():
-            raise ConfigError(f"[canary] python {python}: not an interpreter: name one with torch")
+        if fault := canary_host.no_interpreter(python):
+            raise ConfigError(fault)
         named = [name for one in names for name in (USUAL if one == "all" else (one,))]
         names = list(dict.fromkeys(named))
         # As an interrupt, so that the run is put away.
@@ -164,9 +166,8 @@ def verdict(results: Sequence[Result], judged: Iterable[Message]) -> int:
 def _results(
     arguments: Namespace, config: dict[str, Any], python: str, names: Iterable[str]
 ) -> Iterable[Result]:
-    size = arguments.size or ("tiny" if arguments.cpu else "full")
     if arguments.cpu:
-        session = Session(python, size)
+        session = Session(python, "tiny")
         for name in names:
             yield from session.run(name)
         return
@@ -189,7 +190,7 @@ def _results(
         with closing(Looks(sysfs, numbers, _gpus(arguments), open_seconds)) as looks:
             session = Session(
                 python,
-                size,
+                arguments.size or "full",
                 looks,
                 host=host,
                 force=arguments.force,

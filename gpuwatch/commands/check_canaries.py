@@ -4,11 +4,11 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from gpuwatch.canary_host import EXTRA, hindrance
+from gpuwatch.canary_host import hindrance, unfit_torch
 from gpuwatch.errors import PASS, WARN
 
 PROBE_SECONDS = 20.0
-PROBE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+PROBE = "import importlib.util; print(importlib.util.find_spec('torch').origin)"
 
 
 def canaries(config: Mapping[str, Any]) -> tuple[int, str]:
@@ -19,10 +19,14 @@ def canaries(config: Mapping[str, Any]) -> tuple[int, str]:
     if python := settings["python"]:
         try:
             done = subprocess.run(
-                [python, "-c", PROBE], capture_output=True, timeout=PROBE_SECONDS, check=False
+                [python, "-c", PROBE],
+                capture_output=True,
+                text=True,
+                timeout=PROBE_SECONDS,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return WARN, f"none: [canary] python {python}: {error}"
-        if done.returncode:
-            return WARN, f"none: {python}: no torch: {EXTRA}"
+        if fault := unfit_torch(None if done.returncode else done.stdout.strip()):
+            return WARN, f"none: {python}: {fault}"
     return PASS, f"{', '.join(settings['run'])}, on GPUs that nobody uses"

@@ -1,12 +1,13 @@
 """`gpuwatch release`: let go of the GPUs for a while, for a driver reload or another tool."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from typing import Any
 
 from gpuwatch import control, duration
 from gpuwatch.errors import PASS, WARN
+from gpuwatch.lease import LONGEST_SECONDS
 from gpuwatch.paths import control_socket
 
 LEASE_SECONDS = 3600.0
@@ -38,11 +39,18 @@ def add_lease(parser: ArgumentParser, meaning: str) -> None:
     parser.add_argument(
         "--for",
         dest="lasts",
-        type=duration.seconds,
+        type=_lease_seconds,
         default=LEASE_SECONDS,
         metavar="DURATION",
-        help=f"{meaning}: 30m, 1h (default), 12h",
+        help=f"{meaning}: 30m, 1h (default), at most 7d",
     )
+
+
+def _lease_seconds(text: str) -> float:
+    lasts = duration.seconds(text)
+    if lasts > LONGEST_SECONDS:
+        raise ArgumentTypeError(f"{text}: at most 7d")
+    return lasts
 
 
 def let_go(arguments: Namespace, done: str) -> int:

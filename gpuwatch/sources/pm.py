@@ -26,8 +26,8 @@ from gpuwatch.topology import own_gpus
 
 LOOK_SECONDS = 0.3
 STANDBY_REASON = (
-    "over budget: the hardware keeps the latest seconds, read when a rule sees something or"
-    " somebody records; for more raise [pm] budget_ratio"
+    "over budget, or set to a long interval: the hardware keeps the latest seconds, read when a"
+    " rule sees something or somebody records; if over budget raise [pm] budget_ratio"
 )
 
 
