@@ -117,7 +117,7 @@ class Archive:
         They count from different numbers, and each change would look like a rise.
         """
         key = entity, name
-        total = self._wanted[key].signal.total
+        total = self._columns[key].signal.total
         if total not in (Total.COVERED, Total.INCREASE) or math.isnan(window.last):
             return window.last
         self._risen[key] = self._risen.get(key, 0.0) + window.increase

@@ -87,10 +87,16 @@ class Baseline:
         found._load(entries, results)
         return found
 
-    def take(self, courses: Iterable[Kept], *, replace: bool = False) -> tuple[int, int]:
+    def take(
+        self,
+        courses: Iterable[Kept],
+        *,
+        replace: bool = False,
+        advance: Callable[[], object] = lambda: None,
+    ) -> tuple[int, int]:
         """Take in courses of an exported file; return how many were taken, and how many left.
 
-        One that is here already stays, unless `replace`.
+        One that is here already stays, unless `replace`. `advance` is called after each.
         """
         taken = left = 0
         for entry, readings in courses:
@@ -100,7 +106,7 @@ class Baseline:
             taken += 1
             self._entries[entry.key] = entry
             self.log.put(entry, readings)
-            self._store.run(partial(_replace, entry=entry, readings=readings))
+            self._save(partial(_replace, entry=entry, readings=readings))
             results = [
                 (reading.time, reading.result == "ok")
                 for reading, *_ in readings
@@ -108,6 +114,7 @@ class Baseline:
             ]
             if results:
                 self._soundness[entry.entity] = Soundness.of(results)
+            advance()
         self._find_current()
         return taken, left
 
@@ -121,7 +128,9 @@ class Baseline:
     def _find_current(self) -> None:
         self._losses: list[tuple[Entry, float, bool]] | None = None  # known until the next reading
         self._current: dict[tuple[Entity, Shape, str], Entry] = {}
-        for entry in sorted(self._entries.values(), key=lambda entry: entry.newest):
+        latest = time.time() + AHEAD_SECONDS
+        entries = sorted(self._entries.values(), key=lambda one: (one.newest <= latest, one.newest))
+        for entry in entries:  # those of a clock that was ahead come first: all others count more
             self._current[entry.place] = entry
 
     def add(self, reading: CanaryReading) -> Judgement:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpuwatch.canary_reading import CanaryReading
 from gpuwatch.errors import ConfigError
 
 SCHEMA, VERSION = "gpuwatch-baseline", 1
-MAX_BYTES = 512 << 20
+MAX_BYTES = 128 << 20  # of eight GPUs with all that is kept: 60 MB
 # What all readings of a course share; the rest is of each.
 SHARED = ("entity", "canary", "size", "dtype", "direction", "gpus", "model", "environment")
 
@@ -29,8 +29,8 @@ def dump(courses: Sequence[Kept], written: str) -> str:
     return json.dumps(content, allow_nan=False, indent=1) + "\n"
 
 
-def load(path: Path) -> list[Kept]:
-    """Read a file, and judge its readings anew.
+def load(path: Path, advance: Callable[[], object] = lambda: None) -> list[Kept]:
+    """Read a file, and judge its readings anew; `advance` is called after each course.
 
     Raises ConfigError if it cannot be read, is of another schema or version, or has something that
     no export writes: one line that names the place.
@@ -45,7 +45,11 @@ def load(path: Path) -> list[Kept]:
     courses = content.get("courses")
     if not isinstance(courses, list):
         raise ConfigError(f"{path}: courses: must be a list")
-    return [_kept(path, number, course) for number, course in enumerate(courses)]
+    found = []
+    for number, course in enumerate(courses):
+        found.append(_kept(path, number, course))
+        advance()
+    return found
 
 
 def _course(entry: Entry, readings: Sequence[Taken]) -> dict[str, Any]:

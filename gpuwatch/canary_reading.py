@@ -24,6 +24,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "patterns": "bytes_per_second",
     }
 )
+LEAST, MOST = 1e-9, 1e24  # no value of a GPU lies beyond, and sums of some stay numbers
 TEXT = 200  # characters of a name or a value of the environment, at most
 
 
@@ -100,7 +101,8 @@ class CanaryReading:
     def from_json(cls, data: Mapping[str, Any]) -> "CanaryReading":
         """Rebuild a reading; TypeError, KeyError or ValueError if `data` is not one.
 
-        Numbers that are none (NaN, infinite, a value of 0 or less) are taken as not known.
+        Numbers that are none (NaN, infinite, a value of 0 or less, or what nothing can have) are
+        taken as not known.
         """
         canary = checked_name(data["canary"])
         if canary not in UNITS:
@@ -147,9 +149,9 @@ def _text(told: Any) -> str:
 
 def _number(told: Any) -> float | None:
     value = None if told is None else float(told)
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and abs(value) <= MOST else None
 
 
 def _positive(told: Any) -> float | None:
     value = _number(told)
-    return value if value is not None and value > 0 else None
+    return value if value is not None and value >= LEAST else None

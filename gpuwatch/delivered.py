@@ -40,7 +40,8 @@ class _Ring:
             return False
         time_ns, late_seconds, _, *cells, _ = self._unpack(row)
         oldest_ns = now_ns - self._delivery_ns - 2 * reader.period_ns - LATE_NS
-        if time_ns < oldest_ns or math.isnan(late_seconds):  # nobody planned to read that row
+        is_of_now = oldest_ns <= time_ns <= now_ns + LATE_NS
+        if not is_of_now or math.isnan(late_seconds):  # nobody planned to read that row
             return False
         told = zip(self.keys, cells, strict=False)
         return {key for key, cell in told if cell != UNKNOWN_INTEGER}.issuperset(keys)

@@ -215,7 +215,7 @@ class Duty:
         lived = ended.lived_ns
         if status == EXIT_UNAVAILABLE:
             self._attempt += 1
-        elif self._restarting or self._resting:
+        elif self._restarting or self._resting or status == 0:  # it was asked to
             pass
         else:
             self.restarts += 1

@@ -15,6 +15,7 @@ GUESS_HERTZ = 1.4e9
 IDLE_HERTZ = 0.7e9
 TOLERANCE = 1.2  # of the wanted interval
 PATIENCE_NS = 600 * SECOND_NS  # a clock that is slower for so long is the one of work
+FASTEST_HERTZ = 4e9  # no clock is faster: such samples tell nothing of it
 FEWEST_SAMPLES = 20
 FAST = 0.1  # a tenth of the samples are shorter than what is taken for the shortest
 
@@ -32,7 +33,9 @@ class SysClock:
         if len(samples) < FEWEST_SAMPLES:
             return False
         spans = sorted(sample.end_ns - sample.start_ns for sample in samples)
-        fastest = cycles * SECOND_NS / spans[int(FAST * len(spans))]
+        fastest = cycles * SECOND_NS / max(1, spans[int(FAST * len(spans))])
+        if fastest > FASTEST_HERTZ:
+            return False
         self._fastest = max(self._fastest, fastest, IDLE_HERTZ)
         self._since_ns = self._since_ns or now_ns
         faster = fastest > self.hertz * TOLERANCE

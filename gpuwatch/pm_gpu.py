@@ -244,7 +244,7 @@ class Watched:
             shift_ns += now.monotonic_ns - newest_ns
         for sample in drained.samples:
             time_ns = sample.end_ns + shift_ns
-            if time_ns <= self._row_ns:
+            if not self._row_ns < time_ns <= now.monotonic_ns:  # or the clock was moved
                 self._plan.findings.errors["out_of_order"] += 1
                 continue
             self._row_ns = time_ns
@@ -297,7 +297,9 @@ class Watched:
 
     def upkeep(self, now_ns: int) -> None:
         """Try again what failed; leave out the metric that is worth least if all cost too much."""
-        if self.reason and not self._off and now_ns >= self.retry_ns:
+        if self._off:
+            return
+        if self.reason and now_ns >= self.retry_ns:
             self.start()
         seconds, samples = self._cost
         if samples < JUDGED_SAMPLES:

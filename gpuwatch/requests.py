@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch import pulse as page
 from gpuwatch.baseline_file import load
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.control import Connection, Message
@@ -246,12 +247,15 @@ def _take_results(daemon: "Daemon", connection: Connection, results: Sequence[An
 
 
 def _import_baselines(daemon: "Daemon", connection: Connection, path: str, replace: bool) -> None:
+    def advance() -> None:
+        daemon.child.beat(page.RUNNING)  # years of readings take longer than a daemon may be silent
+
     try:
-        courses = load(Path(path))
+        courses = load(Path(path), advance)
     except ConfigError as error:
         connection.send({"error": str(error)})
         return
-    taken, left = daemon.baseline.take(courses, replace=replace)
+    taken, left = daemon.baseline.take(courses, replace=replace, advance=advance)
     daemon.note(Event(monotonic_ns(), HOST, "baselines_imported", f"{taken} from {path}"))
     connection.send({"taken": taken, "left": left, "fault": daemon.store.fault})
 

@@ -231,6 +231,8 @@ class Session:
             try:
                 seen = self._seen(unit, told)
                 reading = self._reading(canary, unit, {**told, **when}, seen)
+                if reading.result == "ok" and reading.value is None:
+                    raise ValueError
             except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError):
                 outcome = Outcome(ended="failed", fault=NONE)
                 break
@@ -313,6 +315,8 @@ class Session:
     ) -> CanaryReading:
         """Complete what a child told, and of which time, by what was seen meanwhile."""
         place = int(told["gpu"])
+        if place < -1:
+            raise ValueError(place)
         environment = dict(told["environment"])
         fields: dict[str, Any] = {**told, "canary": canary.name, "entity": HOST}
         if unit:

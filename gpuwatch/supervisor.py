@@ -357,7 +357,7 @@ class Supervisor:
         for duty in self.duties:
             duty.stop()
         for job in self.jobs:
-            job.kill()
+            job.end()
         self._reload.kill()
         while left := [process for duty in self.duties for process in duty.processes()]:
             passed = monotonic_ns() - start
@@ -368,6 +368,11 @@ class Supervisor:
                 if passed > POLITE_NS and not process.in_call:
                     process.kill()
             select.select([], [], [], 0.02)
+        while self.jobs and monotonic_ns() - start < 2 * SECOND_NS:  # they put things away
+            self.jobs = [job for job in self.jobs if job.poll() is None]
+            select.select([], [], [], 0.02)
+        for job in self.jobs:
+            job.kill()
         if self.daemon is not None:
             self.daemon.terminate()
             start = monotonic_ns()

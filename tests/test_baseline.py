@@ -4,16 +4,18 @@ import json
 import re
 import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import canary_file
 import numpy as np
 import pytest
 from running import Running, wait_for
 from ticks import SECOND, firing, node
 
-from gpuwatch import cli
+from gpuwatch import baseline_file, cli
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.baseline import Baseline
 from gpuwatch.baseline_table import EPOCHS_KEPT, READINGS_KEPT
@@ -261,7 +263,8 @@ def test_what_is_no_result_is_no_reading():
         assert (judged.kind, judged.ratio, judged.retest) == ("unknown", None, False)
         assert judged.text == f"{result}: no memory"
     assert node.baseline.standings() == before
-    for changes in ({"value": None}, {"value": 0.0}, {"value": float("nan")}, {"spread": 0.2}):
+    values = (None, 0.0, float("nan"), 1.7e308, 5e-324)  # with the last two sums are no numbers
+    for changes in (*({"value": value} for value in values), {"spread": 0.2}):
         for _ in range(10):
             assert node.baseline.add(reading(share=0.5, **changes)).kind == "unknown"
     assert node.loss() == 0.0
@@ -395,6 +398,39 @@ def test_readings_wait_for_a_disk_that_cannot_be_written(tmp_path):
     store = Store(blocked / "gpuwatch.sqlite")
     assert [one.readings for one in Baseline(store).standings()] == [31]
     store.close()
+
+
+def test_an_import_waits_for_a_locked_file(path, tmp_path):
+    """What cannot be written at once is written with what comes next, and no course is lost."""
+    courses = baseline_file.load(canary_file.write(tmp_path / "kept.json", ["GPU-0", "GPU-1"]))
+    store = Store(path)
+    baseline = Baseline(store)
+    baseline.add(reading("pcie"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other_one:
+        other_one.execute("BEGIN IMMEDIATE")
+        after_one = iter([lambda: other_one.execute("ROLLBACK")])
+        taken = baseline.take(courses, advance=lambda: next(after_one, int)())
+    assert (taken, store.fault) == ((len(courses), 0), "")
+    store.close()
+    store = Store(path)
+    assert len(Baseline(store).standings()) == len(courses) + 1
+    store.close()
+
+
+def test_a_clock_that_was_ahead_revives_no_past_environment(path):
+    """After a restart, too, the environment that counts is that of today's readings."""
+    store = Store(path)
+    node = Canaries(store)
+    node.now = time.time() + 300 * 86400
+    node.run(30)
+    node.run(10, share=0.8)
+    node.now = time.time() - 40 * PERIOD
+    node.run(30, environment=other(driver="590.2"))
+    store.close()
+    store = Store(path)
+    (current,) = [one for one in Baseline(store).standings() if one.current]
+    store.close()
+    assert (current.environment["driver"], current.state) == ("590.2", "normal")
 
 
 def test_wrong_results_are_confirmed_and_survive(path):

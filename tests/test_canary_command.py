@@ -201,13 +201,13 @@ def test_a_process_that_comes_ends_the_run(host):
     assert not Path(f"/proc/{canary}").exists()
 
 
-@pytest.mark.parametrize("host", [4], indirect=True)
+@pytest.mark.parametrize("host", [5], indirect=True)
 def test_what_is_not_well_is_told(host, capsys):
     """Of each GPU, whether it was wrong, failed, said nonsense or could not be tested."""
     host.interpreter(
         "number = int(os.environ['CUDA_VISIBLE_DEVICES'][-12:])\n"
-        "MORE = [{'result': 'wrong', 'detail': 'rows 5 are wrong'}, {'environment': None}, {}, {}]"
-        "[number]\n"
+        "MORE = [{'result': 'wrong', 'detail': 'rows 5 are wrong'}, {'environment': None}, {}, {},"
+        " {'value': float('nan')}][number]\n"
         "say(phase='context', rank=0)\n"
         "if number == 2: os.kill(os.getpid(), 11)\n"
         "if number == 3: say(error='no torch', cause='environment'); sys.exit()\n" + MEASURES
@@ -219,6 +219,7 @@ def test_what_is_not_well_is_told(host, capsys):
         (1, "failed", "says a result that is none"),
         (2, "failed", "ended by SIGSEGV in phase context"),
         (3, "skipped", "no torch"),
+        (4, "failed", "says a result that is none"),
     ]
     assert results[2]["entity"] == ["gpu", "GPU-00000000-0000-4000-8000-000000000002"]
 

@@ -111,6 +111,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
         ({}, True),
         ({"late_seconds": math.nan}, False),  # kept by hardware in standby: in no total
         ({"age_ns": 10**9}, False),
+        ({"age_ns": -(10**12)}, False),
         ({"cells": (5, UNKNOWN_INTEGER)}, False),
     ],
 )

@@ -397,14 +397,21 @@ def test_what_cannot_be_is_unknown(alone: Any) -> None:
     assert 0 <= cells[0] - before[0] < 1e12
 
 
+@pytest.mark.parametrize("later", [0.0, 0.02])
 @pytest.mark.parametrize("seconds", [-3600.0, -0.5, 0.3, 3600.0])
-def test_rows_go_on_where_the_wall_clock_was_moved(alone: Any, seconds: float) -> None:
-    """They stay in order, each at about its own time on the monotonic clock."""
+def test_rows_go_on_where_the_wall_clock_was_moved(
+    alone: Any, seconds: float, later: float
+) -> None:
+    """They stay in order, each at about its own time on the monotonic clock.
+
+    Also if it is moved amid the samples of one drain: none of them is of the future.
+    """
     fake, opened = alone
     _, found = opened()
     (group,) = found.groups
     first = wait_for(lambda: group.rows(0))[-1][0]
-    fake.say(f"moved {seconds}")
+    fake.say(f"moved {seconds} {time.time() + later:.6f}")
+    time.sleep(2 * later)
     start_ns, rows = time.monotonic_ns(), []
     while time.monotonic_ns() - start_ns < 60 * MS:
         time.sleep(0.005)
@@ -477,6 +484,15 @@ def test_the_clock_of_work_is_the_fastest_of_ten_minutes() -> None:
     fast = [Sample(n * MS // 2, (n + 1) * MS // 2, ()) for n in range(100)]
     assert clock.look(700_000, fast, 602 * second)
     assert clock.hertz == pytest.approx(1.4e9)
+
+
+@pytest.mark.parametrize("span_ns", [0, 1])
+def test_stamps_that_no_clock_has_set_no_interval(span_ns: int) -> None:
+    """Of samples without length nothing is learned."""
+    clock = SysClock()
+    samples = [Sample(n * MS, n * MS + span_ns, ()) for n in range(100)]
+    assert not clock.look(1_400_000, samples, 1)
+    assert clock.hertz == SysClock().hertz
 
 
 def test_what_a_chip_has_not_is_left_out(alone: Any) -> None:

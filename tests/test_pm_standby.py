@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupti import Fake
+from fake_cupti import UNKNOWN, Fake
 from running import wait_for
 from test_pm import GPU, MS, Sampled
 
@@ -33,6 +33,7 @@ READ = "gpuwatch_gpu_dram_read_bytes_total"
 UNCOVERED = "gpuwatch_gpu_counters_uncovered_seconds_total"
 REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 HW_THERMAL = 0x40
+RECORD = {"command": "record", "last_seconds": 5}
 SECOND = 10**9
 
 
@@ -131,6 +132,20 @@ def test_a_rule_that_sees_something_gets_them_too(standby: Sampled) -> None:
     rows = wait_for(lambda: (len(found := newer()) > 900 and [found]) or None)[0]
     standby.node.heal()
     assert set(np.diff(rows["time_ns"])) <= {MS - 1, MS, MS + 1}
+
+
+def test_counters_that_another_one_took_are_kept_for_nobody(standby: Sampled) -> None:
+    """A GPU whose counters are gone is not in standby."""
+    decode = "cuptiPmSamplingDecodeData"
+    with contextlib.ExitStack() as rivals:
+        for gpu in (0, 1):
+            standby.fake.say(f"result {decode} {UNKNOWN} {gpu}")
+        request(standby.running.runtime / "control.sock", RECORD, 60)
+        for gpu in (0, 1):
+            rivals.enter_context(standby.fake.rival(gpu))
+        standby.fake.heal()
+        wait_for(lambda: standby.state()[0] == "on" and "another profiler" in standby.state()[1])
+        wait_for(lambda: standby.running.value("gpuwatch_source_up", 'source="pm"') == 0)
 
 
 def test_totals_go_on_where_they_stood(host: Sampled) -> None:

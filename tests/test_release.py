@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,6 +208,24 @@ def test_a_lease_may_be_ended_without_its_sampler(tmp_path: Path) -> None:
         assert request(path, resume, 20)["was_released"]
         with pytest.raises(ControlError, match="counters: no sampler"):
             request(path, resume, 20)
+
+
+def test_a_lease_that_ends_at_once_is_no_crash(tmp_path: Path) -> None:
+    """Who resumes before the sampler has ended waits for the next one, and nothing has failed."""
+    with Running(tmp_path, "--source", "simulated", config=quiet("nvml_state", "pm")) as running:
+        path = running.runtime / "control.sock"
+        wait_for(lambda: "pm" in phases(running))
+        before = running.child("pm")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(str(path))
+            client.send(json.dumps(release(600, "counters")).encode())
+            client.send(json.dumps({"command": "resume", "what": "counters"}).encode())
+            client.settimeout(20)
+            assert not [one for one in (client.recv(9999), client.recv(9999)) if b"error" in one]
+        wait_for(lambda: running.child("pm") != before)
+        wait_for(lambda: running.value("gpuwatch_source_up", 'source="pm"') == 1)
+        assert running.value("gpuwatch_child_restarts_total", 'duty="pm"') == 0
+        assert "tick failed" not in running.log()
 
 
 def phases(running: Running) -> dict[str, str]:

@@ -136,7 +136,7 @@ class Pm:
             return choose(driver, [*wheels(sys.path), *toolkits()])
         path = Path(configured)
         if not path.is_file():
-            raise SourceUnsupported(f"pm: pm.library {path}: no such file: correct the config")
+            raise SourceUnsupported(f"pm: pm.library {path}: no file: correct the config")
         return Library(api.UNTOLD, path)
 
     def _load(self, cuda: Cuda) -> Cupti:
@@ -166,12 +166,13 @@ class Pm:
         reasons = {one.reason: one.entity.id for one in reversed(watched) if one.reason}
         told = [f"{bus_id}: {why}" for why, bus_id in reasons.items()]
         groups = [one.group for one in watched if one.group is not None]
-        keeping = [one for one in watched if one.group is not None and one.standby]
+        sampled = [one for one in watched if one.group is not None and not one.reason]
+        keeping = [one for one in sampled if one.standby]
         if keeping:
             told.append(STANDBY_REASON)
         return Opened(
             tuple(groups),
             tuple(EntityInfo(one.entity, {"pci_bus_id": one.entity.id}) for one in watched),
             reason="; ".join(told),
-            standby=0 < len(keeping) == len(groups),
+            standby=0 < len(keeping) == len(sampled),
         )

@@ -18,7 +18,7 @@ A line of the script is a key with its values, and the last of a kind holds:
     hole SINCE SECONDS       no samples from that wall time on, for so long
     result FUNCTION CODE     what a function answers; a GPU's number may follow
     hang FUNCTION 1          it does not return for that GPU
-    moved -0.5               stamps are so many seconds from the wall clock
+    moved -0.5 SINCE         stamps are so many seconds from the wall clock, since that wall time
     crash FUNCTION           a segmentation fault in it; "load" is when CUPTI is loaded
 """
 

@@ -83,9 +83,10 @@ static uint64_t now_ns(void) {
 }
 
 /* How far stamps are from the wall clock, which was moved after sampling had begun, say. */
-static uint64_t moved_ns(void) {
+static uint64_t moved_ns(uint64_t end) {
     const Line *moved = find("moved", NULL);
-    return moved ? (uint64_t)(int64_t)(atof(moved->word) * 1e9) : 0;
+    if (!moved || (double)end / 1e9 <= moved->number) return 0;
+    return (uint64_t)(int64_t)(atof(moved->word) * 1e9);
 }
 
 static const char *gpu_at(int number) {
@@ -405,7 +406,10 @@ EXPORT int cuptiPmSamplingGetCounterDataInfo(Count *p) {
 EXPORT int cuptiPmSamplingCounterDataGetSampleInfo(Stamp *p) {
     CHECK(p, end);
     if (p->index >= p->image->count) return 1;
-    p->start = p->image->samples[p->index].start + moved_ns();
-    p->end = p->image->samples[p->index].end + moved_ns();
+    p->start = p->image->samples[p->index].start;
+    p->end = p->image->samples[p->index].end;
+    uint64_t moved = moved_ns(p->end);
+    p->start += moved;
+    p->end += moved;
     return 0;
 }
