@@ -337,7 +337,9 @@ class Duty:
         suspect.probe_at_ns = monotonic_ns() + int(suspect.wait_seconds * SECOND_NS)
 
     def _retire(self, generation: int) -> None:
-        """Keep the rings of a child that ended as long as a ring reaches back."""
+        """Keep of a child that ended its rings alone, as long as a ring reaches back."""
+        runtime = Path(self.settings["config"]["paths"]["runtime"])
+        (runtime / f"{self.name}.{generation}.sock").unlink(missing_ok=True)
         keep_seconds = self.settings["config"]["ring"]["seconds"]
         while len(self._retired) >= RETIRED_AT_MOST:  # of a child that ends again and again
             self._delete_rings(self._retired.pop(0)[1])

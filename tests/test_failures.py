@@ -87,6 +87,7 @@ def test_any_child_may_be_killed(tmp_path: Path) -> None:
             wait_for(lambda: running.value("gpuwatch_source_up", 'source="nvml_state"') == 1)
         assert restarts(running, "daemon") == killed["daemon"]
         assert not [pid for pid, _ in descendants(running.process.pid) if gone(pid)]
+        assert len(list(running.runtime.glob("state.*.sock"))) == 1  # of none that was killed
         assert running.stop() == 0
 
 
