@@ -204,7 +204,10 @@ class Gpus(Section):
     expected: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
-_CANARY = f"^({'|'.join(CANARIES)})$"
+def _canary(name: str) -> str:
+    if name not in CANARIES:
+        raise ValueError(f"{name!r} is no canary: choose from {', '.join(CANARIES)}")
+    return name
 
 
 class Canary(Section):
@@ -212,7 +215,7 @@ class Canary(Section):
 
     enabled: bool = True
     python: Text = ""
-    run: list[Annotated[str, Field(pattern=_CANARY)]] = list(USUAL)
+    run: list[Annotated[str, AfterValidator(_canary)]] = list(USUAL)
     size: Literal["full", "small", "tiny"] = "full"
     interval_seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = 3600.0
     settle_seconds: Annotated[float, Field(ge=0, le=86400)] = 60.0

@@ -216,6 +216,13 @@ def test_file_changes_defaults_and_flags_change_the_file(write):
         ),
         ("[paths]\nsysfs = '/nosuch'", "config.toml:2: [paths] sysfs: '/nosuch' is no directory"),
         ("[paths]\nprocfs = ''", "config.toml:2: [paths] procfs: '' is no directory"),
+        (
+            "[canary]\nrun = ['mat']",
+            (
+                "config.toml:2: [canary] run: 'mat' is no canary: choose from startup, matmul, "
+                "memory, pcie, allreduce, allreduce_net, integrity"
+            ),
+        ),
         ('[paths]\nkmsg = "a\\nb"', "config.toml:2: [paths] kmsg: 'a\\nb' is no path"),
         (
             "[simulated]\nseed = 0x" + "f" * 5000,
