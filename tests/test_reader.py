@@ -28,7 +28,6 @@ PERIOD = 5 * MILLISECOND_NS
 SECONDS = 20
 END = read_clocks().monotonic_ns // SECOND_NS * SECOND_NS
 START = END - SECONDS * SECOND_NS
-OFFSET = read_clocks().wall_ns(0)
 
 
 def cells_at(index):
@@ -113,7 +112,7 @@ def written(tmp_path_factory):
 
 def unix(seconds):
     """Return the wall time so many seconds after the first row."""
-    return (START + OFFSET) / SECOND_NS + seconds
+    return read_clocks().wall_ns(START) / SECOND_NS + seconds
 
 
 def ask(place, start, end, points, recording=None, **more):
