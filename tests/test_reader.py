@@ -1,5 +1,6 @@
 """The reader: rings, history and recordings tell the same, and nonsense is an answer."""
 
+import functools
 import math
 
 import numpy as np
@@ -110,9 +111,15 @@ def written(tmp_path_factory):
     return Written(tmp_path_factory.mktemp("written"))
 
 
+@functools.cache
+def first_row():
+    """Return the wall time of the first row, by the clocks of when it is first asked for."""
+    return read_clocks().wall_ns(START) / SECOND_NS
+
+
 def unix(seconds):
     """Return the wall time so many seconds after the first row."""
-    return read_clocks().wall_ns(START) / SECOND_NS + seconds
+    return first_row() + seconds
 
 
 def ask(place, start, end, points, recording=None, **more):
