@@ -21,7 +21,7 @@ from gpuwatch.signals import HOST
 from gpuwatch.store import Store
 
 STATUS_SECONDS = 5.0
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 300.0  # years of readings are judged anew
 SEVERE_LOSS = 0.05  # of the rules canary_regression_…_severe
 HEADER = (
     *("GPU", "CANARY", "SHAPE", "BASELINE", "RATIO", "EXPECTED", "SPREAD"),
