@@ -180,7 +180,8 @@ class Run:
                 )
             except OSError as error:
                 if error.filename == python:
-                    raise ConfigError(f"[canary] python {python}: {error.strerror}") from error
+                    text = f"[canary] python {python}: {error.strerror}: name one with torch"
+                    raise ConfigError(text) from error
                 raise
             undo.pop_all()
         self.group = self._popen.pid

@@ -71,7 +71,7 @@ class Duty:
         self._attempt = 0
         self.stopping = False
         self.released = released  # left to another tool: nothing runs until it is given back
-        self._restarting = False
+        self._told_to_end = False  # of the present child
         self._retired: list[tuple[int, int]] = []  # (when, generation): its rings go then
         self._generation = 0
 
@@ -93,7 +93,7 @@ class Duty:
         """Start the child anew with other settings, also of a duty that was stopped."""
         self.settings = dict(settings)
         self.stopping = False
-        self._restarting = True
+        self._told_to_end = True
         if self.process is not None:
             self.process.terminate()
 
@@ -110,6 +110,7 @@ class Duty:
         self.released = released
         self.reason = ""
         if released:
+            self._told_to_end = True
             for process in self.processes():
                 process.terminate()
             return
@@ -171,7 +172,7 @@ class Duty:
         if self._resting:
             return
         self._generation += 1
-        self._restarting = False
+        self._told_to_end = False
         excluded = sorted(self.suspects)
         settings = {"excluded": excluded, "known": self._known, "attempt": self._attempt}
         self.process = self._spawn(settings)
@@ -215,7 +216,7 @@ class Duty:
         lived = ended.lived_ns
         if status == EXIT_UNAVAILABLE:
             self._attempt += 1
-        elif self._restarting or self._resting or status == 0:  # it was asked to
+        elif self._told_to_end or self._resting:
             pass
         else:
             self.restarts += 1
