@@ -10,8 +10,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # One process of `pytest -n` runs a whole file. Those that take longest are begun first, or one
 # process would be busy with them when all the others are done; then the files with most tests.
 LONG = (
-    *("test_vm", "test_top", "test_failures", "test_inventory", "test_export", "test_verify"),
-    *("test_golden_replay", "test_prometheus", "test_pager", "test_dashboards"),
+    *("test_vm", "test_failures", "test_golden_replay", "test_live_page", "test_nvml_counters"),
+    *("test_evidence", "test_network_daemon", "test_inventory", "test_odd_hosts", "test_check"),
+    *("test_nvml_cases", "test_release", "test_mig", "test_nvml_state", "test_kmsg_daemon"),
+    *("test_rules_in_daemon", "test_dashboards", "test_verify_load", "test_pager"),
+    *("test_prometheus", "test_canary_page", "test_canary_command"),
 )
 
 

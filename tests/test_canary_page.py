@@ -45,17 +45,21 @@ DRAWN = """
   const data = copy.getImageData(0, 0, width, height).data;
   const style = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const wanted = [1, 3, 5].map((at) => parseInt(style.slice(at, at + 2), 16));
-  let [count, run, band] = [0, 0, 0];
+  let count = 0;
   for (let at = 0; at < data.length; at += 4) {
     if (wanted.every((one, part) => Math.abs(one - data[at + part]) < 3) && data[at + 3] > 200) {
       count += 1;
     }
   }
-  for (let y = 0; y < height; y += 1) {
-    run = data[4 * (y * width + Math.round(width * 0.75)) + 3] ? run + 1 : 0;
-    band = Math.max(band, run);
-  }
-  return [count, band];
+  const bands = [0.7, 0.75, 0.8].map((place) => { // one of them may meet the mark of a reading
+    let [run, band] = [0, 0];
+    for (let y = 0; y < height; y += 1) {
+      run = data[4 * (y * width + Math.round(width * place)) + 3] ? run + 1 : 0;
+      band = Math.max(band, run);
+    }
+    return band;
+  });
+  return [count, Math.min(...bands)];
 })
 """
 
