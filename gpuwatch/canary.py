@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from gpuwatch import told
 from gpuwatch.canaries import CANARIES, LOADS
 from gpuwatch.capabilities import follow
 from gpuwatch.clock import SECOND_NS, monotonic_ns
@@ -300,7 +301,7 @@ class Run:
         return Outcome(
             ended=ended,
             readings=self._readings,
-            fault=fault,
+            fault=told.text(" ".join(fault.split())),  # torch says it in lines and colours
             stuck=stuck,
             context_ns=self._context_ns,
             seconds=seconds,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from gpuwatch import told
 from gpuwatch.signals import Entity, checked_name, valid
 
 Result = Literal["ok", "wrong", "failed", "aborted"]
@@ -142,16 +143,16 @@ class CanaryReading:
         )
 
 
-def _text(told: Any) -> str:
-    """Return what a child or a file says as one short line."""
-    return "" if told is None else " ".join(valid(told).split())[:TEXT]
+def _text(said: Any) -> str:
+    """Return what a child or a file says as one short line, as a terminal may have it."""
+    return "" if said is None else told.text(" ".join(valid(said).split()))[:TEXT]
 
 
-def _number(told: Any) -> float | None:
-    value = None if told is None else float(told)
+def _number(said: Any) -> float | None:
+    value = None if said is None else float(said)
     return value if value is not None and abs(value) <= MOST else None
 
 
-def _positive(told: Any) -> float | None:
-    value = _number(told)
+def _positive(said: Any) -> float | None:
+    value = _number(said)
     return value if value is not None and value >= LEAST else None

@@ -522,6 +522,13 @@ def test_a_reading_can_be_written_and_read():
         assert CanaryReading.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+def test_what_a_child_says_does_not_steer_a_terminal():
+    """Names and details are one line without control characters."""
+    said = {"model": "\x1b[2JH200", "detail": "a\nb\x07", "environment": {"nccl": "2\u202e"}}
+    found = CanaryReading.from_json(reading().to_json() | said)
+    assert (found.model, found.detail, found.environment) == ("?[2JH200", "a b?", {"nccl": "2?"})
+
+
 def judged(values, seconds=1, engine=None, start=0):
     """Judge the canaries' rules on ticks with these facts."""
     engine = engine or AlertEngine(canary_rules.RULES, {}, None, "")

@@ -127,6 +127,7 @@ def test_a_child_that_hangs(tmp_path, phase):
         ("while True: os.write(1, b'x' * 65536)", "says what is no result: 'xxx"),
         ("say(error='it is broken', cause='')", "it is broken"),
         ("reading()\nsay(error='it is broken', cause='')", "it is broken"),
+        ("say(error='\\x1b[31mCUDA\\nerror\\x07', cause='')", "?[31mCUDA error?"),
     ],
 )
 def test_a_child_that_fails(tmp_path, program, fault):
