@@ -11,7 +11,7 @@ RESULTS = {
     3: "not initialized",
     34: "stub library",
     100: "no device",
-    101: "invalid device",
+    101: "invalid device: CUDA shows MIG devices alone while another GPU has some",
     802: "system not ready: start nvidia-fabricmanager",
     803: "library and kernel module are of different versions: reload the module or reboot",
     999: "unknown error: see the kernel log",

@@ -215,7 +215,9 @@ class Daemon:
     def _take(self, tick: Tick) -> None:
         if self._rings_seen != self.feed.rings.keys():
             self._rings_seen = set(self.feed.rings)
-            self.totals.attach(self.feed.columns)
+            for ring in self.feed.rings.values():
+                if ring.current:
+                    self.totals.attach(ring.columns, ring.windows.schema.name)
             self.minute.attach(self.feed.columns)
             self.lost_time.attach(self.feed.entities)
             self.archive.attach(self.feed.columns)

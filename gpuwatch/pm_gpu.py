@@ -84,12 +84,15 @@ class Plan:
 
 
 class Watched:
-    """One GPU: its sampling while it runs, else why it does not and when it is tried again."""
+    """One GPU: its sampling while it runs, else why it does not and when it is tried again.
 
-    def __init__(self, plan: Plan, index: int, bus_id: str) -> None:
+    `reason` is why it did not before, which has been told.
+    """
+
+    def __init__(self, plan: Plan, index: int, bus_id: str, reason: str = "") -> None:
         self.index = index
         self.entity = Entity("gpu", bus_id)
-        self.reason = ""
+        self.reason = reason
         self.lasting = False  # only somebody can change it
         self.retry_ns = 0
         self.group: Group | None = None
@@ -190,6 +193,15 @@ class Watched:
 
     def stop(self) -> None:
         """Give the counters back."""
+        words = self._plan.words
+        before, words[page.READING] = words[page.READING], self.index
+        try:
+            self.let_go()
+        finally:
+            words[page.READING] = before
+
+    def let_go(self) -> None:
+        """Give the counters back from another thread than the one that reads."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -287,7 +299,9 @@ class Watched:
             self.stop()
             if not self.reason:
                 self.start()
-        slower = STANDBY_TIMES * slowest_ns if standby else interval_ns
+        # At least ten steps of the budget: it is not left for the interval that was too dear soon.
+        slower = max(STANDBY_TIMES * slowest_ns, slowest_ns + 10 * planned_ns)
+        slower = slower if standby else interval_ns
         return Pace(slower / planned_ns, self.period_ns, standby)
 
     @property

@@ -100,6 +100,10 @@ class RingSchema:
         """Number of float32 cells in a row."""
         return len(self.columns) - self.integers
 
+    def rows(self, keep_seconds: float) -> int:
+        """Return how many rows a ring has for so long, if it may be as large."""
+        return max(4, int(keep_seconds * SECOND_NS / max(self.period_ns, FINEST_NS)) + 1)
+
     @property
     def row_format(self) -> str:
         """The row as `struct` writes it: little endian, a multiple of 8 bytes."""
@@ -163,9 +167,7 @@ class RingWriter:
         packer = struct.Struct(schema.row_format)
         text = json.dumps(schema.to_json()).encode()
         rows_offset = -(-(HEADER_BYTES + len(text)) // HEADER_BYTES) * HEADER_BYTES
-        period_ns = max(schema.period_ns, FINEST_NS)
-        rows = max(4, int(keep_seconds * SECOND_NS / period_ns) + 1)
-        rows = min(rows, (MAX_BYTES - rows_offset) // packer.size)
+        rows = min(schema.rows(keep_seconds), (MAX_BYTES - rows_offset) // packer.size)
         size = rows_offset + rows * packer.size
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:

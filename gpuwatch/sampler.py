@@ -96,13 +96,12 @@ class Sampler:
         found = None
         try:
             found = source.open(self._context)
-            state, reason = _state_of(found)
+            self.states[source.name] = _state_of(found)
         except SourceUnavailable as fault:
-            reason = str(fault)
             state = "unsupported" if isinstance(fault, SourceUnsupported) else "unavailable"
+            self.states[source.name] = {"state": state, "reason": str(fault)}
         finally:
             self.child.pulse.words[page.READING] = page.NOT_READING
-        self.states[source.name] = {"state": state, "reason": reason}
         return found
 
     def make_rings(self) -> None:
@@ -122,8 +121,7 @@ class Sampler:
         """
         self.opened[source] = found
         if self.scales[source]:
-            state, reason = _state_of(found)
-            self.states[source] = {"state": state, "reason": reason}
+            self.states[source] = _state_of(found)
         old = {task.group.name: task for task in self.tasks if task.source == source}
         tasks = [task for task in self.tasks if task.source != source]
         for group in found.groups:
@@ -279,7 +277,8 @@ class Sampler:
     def _set_scale(self, source: str, scale: float) -> None:
         """Read a source more slowly, as its user asks; 0 is off."""
         self.scales[source] = scale
-        self.states[source] = {"state": "on" if scale else "off", "reason": ""}
+        off = {"state": "off", "reason": ""}
+        self.states[source] = _state_of(self.opened[source]) if scale else off
         self._set_periods()
 
     def _set_periods(self) -> float:
@@ -331,17 +330,17 @@ class Sampler:
             self.events.add(Event(now, HOST, "sampling_budget", detail))
 
 
-def _state_of(found: Opened) -> tuple[str, str]:
+def _state_of(found: Opened) -> dict[str, str]:
     """Return how a source that was opened is, and why it is not better."""
     state = "on" if found.groups or not found.reason else "unavailable"
-    return (STANDBY if found.standby else state), found.reason
+    return {"state": STANDBY if found.standby else state, "reason": found.reason}
 
 
 def probe(sampler: Sampler) -> int:
     """Read every group of a suspect entity once; 0 if all of it answered."""
     sampler.open()
     sampler.child.beat(page.RUNNING)
-    up = all(_state_of(opened)[0] != "unavailable" for opened in sampler.opened.values())
+    up = all(_state_of(opened)["state"] != "unavailable" for opened in sampler.opened.values())
     for opened in sampler.opened.values():
         for group in opened.groups:
             for _, cells in group.rows(monotonic_ns()):

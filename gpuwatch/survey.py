@@ -21,7 +21,7 @@ from gpuwatch.calibration import RefreshEstimator
 from gpuwatch.child import Child
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.errors import SourceUnavailable, SourceUnsupported
-from gpuwatch.ring import RingSchema
+from gpuwatch.ring import MAX_BYTES, RingSchema
 from gpuwatch.sampler import prepare_process
 from gpuwatch.signals import UNKNOWN_INTEGER, Kind
 from gpuwatch.source import Context, Group, Opened, Source
@@ -168,12 +168,12 @@ def _group(schema: RingSchema, reads: Reads, keep_seconds: float) -> dict[str, A
                 "declared_seconds": signal.refresh_seconds,
             }
         )
-    rows = keep_seconds * SECOND_NS / schema.period_ns
+    size = schema.rows(keep_seconds) * struct.calcsize(schema.row_format)
     return {
         "period_seconds": schema.period_ns / SECOND_NS,
         "reads": len(reads.cost_ns),
         "read_seconds": [float(np.median(costs)), float(np.percentile(costs, 99))],
-        "ring_bytes": int(rows * struct.calcsize(schema.row_format)),
+        "ring_bytes": min(size, MAX_BYTES),
         "columns": columns,
     }
 

@@ -196,6 +196,7 @@ class Totals:
         self.counters: dict[Key, float] = {}
         self.uncovered_ns: dict[Key, int] = {}
         self._totals: defaultdict[Entity, dict[str, Total]] = defaultdict(dict)
+        self._covered: defaultdict[Entity, dict[str, set[str]]] = defaultdict(dict)  # by ring
         self._carried: dict[Key, float] = {}  # what is added to what a later sampler counts
         self.shares: dict[Key, TimeShares] = {}
         self.gaps: dict[Entity, Durations] = {}
@@ -207,13 +208,19 @@ class Totals:
         self.bit_seconds: set[Key] = set()  # counters whose increase is in `bits`
         self._bit_prefixes: dict[Entity, tuple[str, ...]] = {}
 
-    def attach(self, columns: Iterable[Column]) -> None:
-        """Start following columns, declared values at 0; those known already stay as they are."""
+    def attach(self, columns: Iterable[Column], ring: str = "") -> None:
+        """Start following columns, declared values at 0; those known already stay as they are.
+
+        What a ring of that name had before and has not now is not read any more, and not missed.
+        """
+        covered: defaultdict[Entity, set[str]] = defaultdict(set)
         for column in columns:
             entity, signal, label = column
             if signal.kind is Kind.COUNTER:
                 self.counters.setdefault((entity, column.name), math.nan)
                 self._totals[entity][column.name] = signal.total
+                if signal.total is Total.COVERED:
+                    covered[entity].add(column.name)
             elif signal.kind is Kind.BITS:
                 prefix = signal.name + "{"
                 known = self._bit_prefixes.get(entity, ())
@@ -227,6 +234,12 @@ class Totals:
             histogram = signal.histogram
             if histogram is not None and histogram.label == label:
                 self.shares.setdefault((entity, histogram.name), TimeShares(histogram.bounds))
+        for entity, names in covered.items():
+            rings = self._covered[entity]
+            gone = rings.get(ring, set()) - names
+            rings[ring] = names
+            for name in gone.difference(*rings.values()):
+                del self._totals[entity][name]
 
     def note(self, events: Iterable[Event]) -> None:
         """Take in what the kernel log told, also what was told to an earlier daemon."""

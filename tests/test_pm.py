@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from node import Node, address_of, quiet
 from running import Running, wait_for
 from test_check import check
 
+from gpuwatch import pulse as page
 from gpuwatch.control import request
 from gpuwatch.cupti import FIELDS, Cupti, size_of, struct_of
 from gpuwatch.cupti_library import Library, choose, toolkits, wheels
@@ -299,10 +300,18 @@ def alone(single: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     ctypes.CDLL(str(fake.directory / "libcuda.so.1"))  # found by its name from now on
     sources = []
 
-    def opened(**keys: str) -> tuple[Pm, Opened]:
+    def opened(
+        source: Pm | None = None, excluded: Sequence[str] = (), **keys: str
+    ) -> tuple[Pm, Opened]:
         settings = {"set": "default", "interval": "1ms", "library": str(fake.library), **keys}
-        context = Context({"config": {"pm": settings}}, Pulse.create(1), tmp_path, known=(GPU,))
-        source = Pm()
+        context = Context(
+            {"config": {"pm": settings}},
+            Pulse.create(1),
+            tmp_path,
+            known=(GPU,),
+            excluded=frozenset(excluded),
+        )
+        source = source or Pm()
         found = source.open(context)
         sources.append(source)
         return source, found
@@ -339,6 +348,46 @@ def test_what_is_taken_is_tried_soon_and_then_now_and_then(alone: Any) -> None:
     assert source.housekeep(start_ns + 5 * SECOND) is None
     again = source.housekeep(start_ns + 20 * SECOND)
     assert (len(again.groups), again.reason) == (1, "")
+
+
+def test_a_refusal_that_lasts_is_told_once(alone: Any) -> None:
+    """It is tried again for ever, and an event only when it is another one."""
+    fake, opened = alone
+    fake.say(f"result {AVAILABLE} {MIG}")
+    source = Pm()
+    for _ in range(3):
+        with pytest.raises(SourceUnsupported):
+            opened(source)
+    assert len(source.findings.events) == 1
+    fake.say(f"result {AVAILABLE} {INSUFFICIENT_PRIVILEGES}")
+    with pytest.raises(SourceUnsupported):
+        opened(source)
+    assert [event.detail[:30] for event in source.findings.events] == [
+        "unavailable: no counters of th",
+        "unavailable: counters are for ",
+    ]
+
+
+def test_all_that_hang_are_left_out_and_that_is_said(alone: Any) -> None:
+    """A child that may ask no GPU at all is not well."""
+    _, opened = alone
+    _, found = opened(excluded=[GPU])
+    assert (found.groups, found.reason.partition(":")[0]) == ((), "no GPU answers it")
+
+
+def test_who_gives_counters_back_says_of_which_gpu(alone: Any) -> None:
+    """A call that ends the sampling may hang as any other: the supervisor must know where."""
+    _, opened = alone
+    source, _ = opened()
+    words = source._words
+    seen = []
+    watched = source._watched[0]
+    let_go = watched.let_go
+    watched.let_go = lambda: (seen.append(words[page.READING]), let_go())
+    watched.pace(100)
+    watched.pace(0)
+    assert seen[:2] == [0, 0]
+    assert words[page.READING] == page.NOT_READING
 
 
 def test_a_probe_that_could_open_nothing_is_no_answer() -> None:

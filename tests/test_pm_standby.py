@@ -198,6 +198,73 @@ def test_what_is_exceeded_leads_to_10_ms_and_then_to_the_latest(
 ) -> None:
     """And back, half an hour later at the earliest; each change is an event."""
     source = opened()
+    duty, look, periods = paced(source, monkeypatch)
+    assert look(0.2) == (MS, False)
+    assert look(0.5) == (10 * MS, False)
+    assert look(0.5) == (MS, True)
+    assert look(0.5) == (MS, True)  # nothing is slower
+    assert quiet_seconds(look) > 1800
+    assert (periods[-1], look(0.01)[1]) == (10 * MS, False)
+    for _ in range(4 * 9 * PATIENCE + 1):
+        look(0.01)
+    assert (periods[-1], look(0.01)[1]) == (MS, False)
+    told = [message["event"]["detail"] for message in duty.events.after(0)]
+    assert "periods x10 from now" in told[0]
+    assert "periods x20 from now" in told[1]
+    assert len([one for one in told if "50.0%" in one]) == 2
+
+
+@pytest.mark.parametrize("interval", ["10ms", "100ms"])
+def test_a_planned_longer_interval_leads_to_the_latest(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    """At once, for half an hour at least: it does not come and go within minutes."""
+    source = opened(interval=interval)
+    _, look, _ = paced(source, monkeypatch)
+    assert not look(0.2)[1]
+    assert look(0.5)[1]
+    assert quiet_seconds(look) > 1800
+    assert not look(0.01)[1]
+
+
+def test_what_a_user_sets_does_not_hide_that_the_latest_are_kept(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is what is done, whatever was asked; off is off."""
+    source = opened()
+    duty, look, _ = paced(source, monkeypatch)
+    duty.opened["pm"] = source._opened()
+
+    def state(scale: float) -> str:
+        duty._set_scale("pm", scale)
+        found = source.housekeep(time.monotonic_ns())
+        if found is not None:
+            duty.opened["pm"] = found
+            if scale:
+                duty.states["pm"] = sampler._state_of(found)
+        return duty.states["pm"]["state"]
+
+    assert state(1) == "on"
+    look(0.5)
+    look(0.5)
+    assert [state(scale) for scale in (1, 2, 0, 1, 11, 12)] == [
+        *("standby", "standby", "off", "standby", "standby", "standby")
+    ]
+
+
+Look = Callable[[float], tuple[int, bool]]
+
+
+def quiet_seconds(look: Look) -> float:
+    """Return for how long the latest are kept once there is room."""
+    looks = 0
+    while look(0.01)[1]:
+        looks += 1
+    return looks * BUDGET_PERIOD_NS / SECOND
+
+
+def paced(source: Pm, monkeypatch: pytest.MonkeyPatch) -> tuple[Sampler, Look, list[int]]:
+    """Return a sampler with that source, how it goes on after it took a share, and its periods."""
     config = {"paths": {"runtime": ""}, "ring": {"seconds": 60}, "pm": {"budget_ratio": 0.3}}
     child = SimpleNamespace(config=config, settings={"ring_directory": ""}, generation=1)
     duty = Sampler(child, "pm", [source])  # type: ignore[arg-type,list-item]
@@ -210,6 +277,7 @@ def test_what_is_exceeded_leads_to_10_ms_and_then_to_the_latest(
     )
     task = Task("pm", group, writer, group.delivery_ns)  # type: ignore[arg-type]
     duty.tasks.append(task)
+    duty.scales["pm"] = 1.0
     now, cpu = 1, 0.0
     monkeypatch.setattr(sampler.time, "process_time", lambda: cpu)
     duty._keep_budget(now)
@@ -221,22 +289,7 @@ def test_what_is_exceeded_leads_to_10_ms_and_then_to_the_latest(
         duty._keep_budget(now)
         return (periods or [MS])[-1], task.standby
 
-    assert look(0.2) == (MS, False)
-    assert look(0.5) == (10 * MS, False)
-    assert look(0.5) == (MS, True)
-    assert look(0.5) == (MS, True)  # nothing is slower
-    quiet = 0
-    while look(0.01)[1]:
-        quiet += 1
-    assert quiet * BUDGET_PERIOD_NS > 1800 * SECOND
-    assert (periods[-1], task.standby) == (10 * MS, False)
-    for _ in range(4 * 9 * PATIENCE + 1):
-        look(0.01)
-    assert (periods[-1], task.standby) == (MS, False)
-    told = [message["event"]["detail"] for message in duty.events.after(0)]
-    assert "periods x10 from now" in told[0]
-    assert "periods x20 from now" in told[1]
-    assert len([one for one in told if "50.0%" in one]) == 2
+    return duty, look, periods
 
 
 @pytest.mark.parametrize("lines", [("driver 12060", "api 24"), ("chip TU102",)])

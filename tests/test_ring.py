@@ -314,6 +314,7 @@ def test_finer_rows_than_a_millisecond_take_no_more_space(tmp_path):
         for period_ns in (MILLISECOND, MILLISECOND // 10)
     ]
     assert sizes[0] == sizes[1]
+    assert schema(period_ns=MILLISECOND // 10).rows(60.0) == schema().rows(60.0)  # what check says
 
 
 def test_period_watermark_and_heartbeat_are_seen_by_readers(tmp_path):

@@ -333,3 +333,29 @@ def test_frozen_totals_stay_as_they_were(moments):
     for frozen, counted, trailing in kept:
         assert numbers(frozen) == counted
         assert frozen.trailing.get(GPU, signals.POWER.name) == trailing
+
+
+def test_what_a_ring_has_no_more_is_not_missed():
+    """A counter that is left out, or turned off, counts no time; one whose ring is gone does."""
+    read, written, pcie = (
+        Signal(f"gpu_{name}_bytes_total", "B.", Kind.COUNTER, "bytes", total=Total.COVERED)
+        for name in ("read", "written", "pcie")
+    )
+    totals = Totals()
+    totals.attach([Column(GPU, pcie)], "nvml")
+    totals.attach([Column(GPU, read), Column(GPU, written), Column(GPU, pcie)], "pm0")
+
+    def tick(number, *names):
+        totals.add(one_tick(number, {name: window(number, 1.0, increase=1.0) for name in names}))
+
+    every = [one.name for one in (read, written, pcie)]
+    tick(1, *every)
+    tick(2)
+    assert {totals.uncovered_ns[GPU, name] for name in every} == {TICK_NS}
+    totals.attach([Column(GPU, read)], "pm0")
+    for number in range(3, 6):
+        tick(number, read.name)
+    assert totals.uncovered_ns[GPU, read.name] == TICK_NS
+    assert totals.uncovered_ns[GPU, written.name] == TICK_NS
+    assert totals.uncovered_ns[GPU, pcie.name] == 4 * TICK_NS  # NVML's ring still has it
+    assert totals.counters[GPU, written.name] == 1.0

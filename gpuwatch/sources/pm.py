@@ -29,6 +29,7 @@ STANDBY_REASON = (
     "over budget, or set to a long interval: the hardware keeps the latest seconds, read when a"
     " rule sees something or somebody records; if over budget raise [pm] budget_ratio"
 )
+LEFT_OUT_REASON = "no GPU answers it: look for an Xid in the kernel log, and reset or reboot"
 
 
 class Pm:
@@ -38,6 +39,7 @@ class Pm:
 
     def __init__(self) -> None:
         self.findings = Findings()
+        self._watched: list[Watched] = []
         self._closed = threading.Event()
         self._guard: threading.Thread | None = None
 
@@ -75,7 +77,11 @@ class Pm:
             findings=self.findings,
         )
         context.pulse.set_names(bus_ids)
-        watched = [Watched(plan, index, bus_id) for index, bus_id in enumerate(bus_ids)]
+        told = {one.entity.id: one.reason for one in self._watched}  # when it was opened before
+        watched = [
+            Watched(plan, index, bus_id, told.get(bus_id, ""))
+            for index, bus_id in enumerate(bus_ids)
+        ]
         self._watched = [one for one in watched if one.entity.id not in context.excluded]
         if self._guard is None:
             self._guard = threading.Thread(target=self._let_others_go, daemon=True)
@@ -94,7 +100,7 @@ class Pm:
             if self._words[page.GENERATION] != generation:
                 for one in self._watched:
                     if one.index != self._words[page.READING]:
-                        one.stop()
+                        one.let_go()
                 return
 
     def housekeep(self, now_ns: int) -> Opened | None:
@@ -170,6 +176,8 @@ class Pm:
         keeping = [one for one in sampled if one.standby]
         if keeping:
             told.append(STANDBY_REASON)
+        if not watched:
+            told.append(LEFT_OUT_REASON)
         return Opened(
             tuple(groups),
             tuple(EntityInfo(one.entity, {"pci_bus_id": one.entity.id}) for one in watched),
