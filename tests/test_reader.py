@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -104,6 +105,21 @@ class Written:
             for floor in range(START, END, SECOND_NS):
                 low, high = self.rows["time_ns"].searchsorted([floor, floor + SECOND_NS])
                 writer.rows(RowsBlock(0, PERIOD, floor, self.rows[low:high]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clock():
+    """Have the wall clock go on with the monotonic one: a host may be set in the middle of all."""
+    real, offset = time.clock_gettime_ns, time.time_ns() - time.monotonic_ns()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            time,
+            "clock_gettime_ns",
+            lambda which: (
+                time.monotonic_ns() + offset if which == time.CLOCK_REALTIME else real(which)
+            ),
+        )
+        yield
 
 
 @pytest.fixture(scope="module")
