@@ -196,7 +196,8 @@ class Baseline:
         `canary_loss_ratio` is what a confirmed regression of that canary takes from the GPU or the
         host, 0 while there is none; absent while there is no baseline in the present environment.
         A loss that the whole node shares is `canary_node_loss_ratio` of the host instead.
-        `canary_wrong_results` is 1 while a GPU is known to compute wrong results, else 0.
+        `canary_wrong_results` is 1 while a GPU, or the host's GPUs together, are known to compute
+        wrong results, else 0.
         """
         now = time.time() if now is None else now
         found: dict[Entity, dict[str, float]] = {}
@@ -220,8 +221,9 @@ class Baseline:
         if shared:
             found.setdefault(HOST, {})["canary_node_loss_ratio"] = max(shared)
         for about, soundness in self._soundness.items():
-            if about.id in gpus:
-                values = found.setdefault(gpus[about.id], {})
+            entity = HOST if about == HOST else gpus.get(about.id)
+            if entity is not None:
+                values = found.setdefault(entity, {})
                 values["canary_wrong_results"] = float(soundness.confirmed)
         return found
 
@@ -243,18 +245,20 @@ class Baseline:
         times = [entry.newest for entry in self._entries.values() if entry.entity.id == uuid]
         return max((time for time in times if time <= latest), default=None)
 
-    def readings(self, about: Entity, canary: str) -> int:
-        """Return how many readings of a canary there are in the present environment.
+    def is_seeded(self, about: Entity, canary: str) -> bool:
+        """Say whether a canary has all its baselines in the present environment.
 
-        Of a GPU those that it gave alone.
+        Of a GPU those of what it gave alone.
         """
         found = [
             entry
-            for entry in self._current.values()
+            for entry in self._newest_shapes()
             if entry.entity == about and entry.shape.canary == canary
             if about == HOST or entry.shape.gpus == 1
         ]
-        return max(found, key=lambda entry: entry.newest).readings if found else 0
+        if about == HOST:  # of other GPUs of it there may be others
+            found = sorted(found, key=lambda entry: entry.newest)[-1:]
+        return bool(found) and all(entry.course.baseline() for entry in found)
 
     def standings(self) -> list[Standing]:
         """Return how every course stands, those of one GPU together, the current ones first."""

@@ -170,7 +170,7 @@ class Run:
             Path(self.scratch, "mps").mkdir()
             try:
                 self._popen = started(
-                    [python, str(worker)],
+                    [str(Path(python).absolute()), str(worker)],  # its directory is another
                     task.settings(self.scratch),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -1,9 +1,9 @@
 """The child that runs canaries for the daemon: one session, whose results go to it as they come.
 
 `python -m gpuwatch.canary_job` reads {"python", "size", "canaries", "gpus", "numbers", "released",
-"lock", "control", "sysfs", "procfs"} as JSON on standard input and hands each result over by the
-control socket, so that none is lost with it. Told to end (SIGTERM) it takes its canary with it
-within half a second, and so it does when the supervisor ends.
+"lock", "control", "sysfs", "procfs"} as JSON on standard input and hands over what each canary
+gave by the control socket, so that none is lost with it. Told to end (SIGTERM) it takes its canary
+with it within half a second, and so it does when the supervisor ends.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gpuwatch import canary_host, control
+from gpuwatch import canary_host
 from gpuwatch.busy import Obstacle, host_reason
 from gpuwatch.errors import GpuwatchError, SourceUnavailable
+from gpuwatch.handover import hand_over
 from gpuwatch.look import Looks
 from gpuwatch.session import Result, Session
 
-TAKE_SECONDS = 5.0
 FIRST_KILLED = 1000  # of oom_score_adj, see proc(5)
 
 
@@ -38,8 +38,8 @@ def main() -> int:
                 if alone
                 else _skipped(settings, Obstacle("busy", canary_host.RUNS_ALREADY))
             )
-            for result in results:
-                _hand_over(settings, result)
+            for found in results:
+                hand_over(Path(settings["control"]), [one.to_json() for one in found])
     except (GpuwatchError, OSError) as fault:  # no room for its files, too many processes
         sys.stderr.write(f"{fault}\n")
         return 1
@@ -54,7 +54,8 @@ def _stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def _run(settings: Mapping[str, Any]) -> Iterator[Result]:
+def _run(settings: Mapping[str, Any]) -> Iterator[list[Result]]:
+    """Yield what each canary gives."""
     sysfs = Path(settings["sysfs"])
     host = canary_host.present(Path(settings["procfs"]), frozenset(settings["released"]))
     if why := host_reason(host):
@@ -75,18 +76,15 @@ def _run(settings: Mapping[str, Any]) -> Iterator[Result]:
             sysfs=sysfs,
         )
         for name in settings["canaries"]:
-            yield from session.run(name)
+            yield list(session.run(name))
 
 
-def _skipped(settings: Mapping[str, Any], why: Obstacle) -> Iterator[Result]:
+def _skipped(settings: Mapping[str, Any], why: Obstacle) -> Iterator[list[Result]]:
     gpu = settings["gpus"][0] if len(settings["gpus"]) == 1 else None
-    for name in settings["canaries"]:
-        yield Result(canary=name, gpu=gpu, detail=why.text, reason=why.kind)
-
-
-def _hand_over(settings: Mapping[str, Any], result: Result) -> None:
-    message = {"command": "canary_results", "results": [result.to_json()]}
-    control.request(Path(settings["control"]), message, TAKE_SECONDS)
+    yield [
+        Result(canary=name, gpu=gpu, detail=why.text, reason=why.kind)
+        for name in settings["canaries"]
+    ]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Message
 from gpuwatch.facts import by_uuid
 from gpuwatch.idle import is_idle
-from gpuwatch.judgement import SEED
 from gpuwatch.paths import CONTROL
 from gpuwatch.signals import HOST, Entity
 
@@ -128,7 +127,7 @@ class CanaryRunner:
         uuids = {entity.id: uuid for uuid, entity in by_uuid(self._daemon).items()}
         about = HOST if gpu is None else Entity("gpu", uuids.get(str(gpu), ""))
         baseline = self._daemon.baseline
-        return all(baseline.readings(about, canary) >= SEED for canary in canaries)
+        return all(baseline.is_seeded(about, canary) for canary in canaries)
 
     def _obstacle(self) -> str:
         released = self._daemon.leases.released
@@ -178,7 +177,8 @@ class CanaryRunner:
     def take(self, results: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Take in what canaries gave, the job's or those of a user; return what is thought of it.
 
-        `retest` if it is not believed yet, `loss` is a confirmed one of that canary, a share.
+        `retest` if it is not believed yet, `loss` is a confirmed one of that canary, a share, and
+        `node_loss` one that all GPUs of the node share.
         """
         judged = []
         for result in results:
@@ -187,7 +187,7 @@ class CanaryRunner:
             at_once = result.get("at_once") or ([] if gpu is None else [gpu])
             numbers = isinstance(at_once, list) and all(isinstance(one, int) for one in at_once)
             if again and not self.hindrance and numbers:
-                self._schedule.want(canary, tuple(at_once), monotonic_ns())
+                self._schedule.want(canary, tuple(at_once) or self._some(result), monotonic_ns())
             self._expected.discard(canary)
             ran = result.get("result") in ("ok", "wrong", "failed")
             self._ran |= ran
@@ -202,7 +202,16 @@ class CanaryRunner:
             entity = HOST if one["gpu"] is None else Entity("gpu", str(one["gpu"]))
             name = f'canary_loss_ratio{{canary="{one["canary"]}"}}'
             one["loss"] = losses.get(entity, {}).get(name)
+            one["node_loss"] = losses.get(HOST, {}).get("canary_node_loss_ratio")
         return judged
+
+    def _some(self, result: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return between which GPUs something was measured, () if all that are here."""
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            numbers = {int(one) for one in result["environment"]["gpu_set"].split(",")}
+            if numbers < {int(gpu.id) for gpu in by_uuid(self._daemon).values()}:
+                return tuple(sorted(numbers))
+        return ()
 
     def quiet(self, reason: str, done: Quiet) -> None:
         """End what runs; `done` gets the processes that still do, none once all have ended."""

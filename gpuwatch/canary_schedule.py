@@ -189,6 +189,9 @@ class Schedule:
 
     def postpone(self, turn: Turn, now_ns: int) -> None:
         """Have a turn some seconds later: somebody else runs canaries now."""
+        if any(turn.canaries != self._canaries(gpu) for gpu in turn.courses):
+            self._retests.append((now_ns + POSTPONE_NS, turn.canaries[0], turn.gpus))
+            return
         for gpu in turn.courses:
             if (course := self._courses.get(gpu)) is not None:
                 course.due_ns = now_ns + POSTPONE_NS

@@ -100,6 +100,17 @@ def look(path: Path, work: Callable[[Connection], Answer]) -> Answer:
         raise StateError(f"{path}: {error}: {fix}") from error
 
 
+def is_there(path: Path) -> bool:
+    """Say whether there is such a file; StateError if that is kept from us."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except PermissionError as error:
+        raise StateError(f"{path}: permission denied: run as root") from error
+    return True
+
+
 def _is_damage(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE
 

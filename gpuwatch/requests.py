@@ -90,7 +90,8 @@ def _brief(daemon: "Daemon") -> Message:
     alerts = [dict(alert) for alert in found["alerts"]]
     for alert in alerts:
         del alert["causes"]  # with them very many alerts would be more than a packet holds
-    return {**found, "alerts": alerts}
+    canary = {key: daemon.config["canary"][key] for key in ("python", "size")}
+    return {**found, "alerts": alerts, "canary": canary}
 
 
 def _set_interval(daemon: "Daemon", connection: Connection, source: str, scale: float) -> None:

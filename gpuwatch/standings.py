@@ -29,6 +29,7 @@ from gpuwatch.recorded import Recorded
 from gpuwatch.signals import HOST, Entity
 
 NOTHING: Mapping[Any, int] = MappingProxyType({})
+RENEW_SECONDS = 3600.0  # what becomes too old to be shown goes without another reading
 
 
 class Standings:
@@ -59,11 +60,11 @@ class Standings:
         `runs` and `skips` are the ledger's counts.
         """
         now = time.time() if now is None else now
-        changes = (baseline.log.changes, tuple(gpus.items()))
+        changes = (baseline.log.changes, tuple(gpus.items()), now // RENEW_SECONDS)
         made_of = (*changes, sum(runs.values()), sum(skips.values()))
         if made_of == self._made_of:
             return
-        if changes != self._made_of[:2] and (baseline.log.changes or self._recorded):
+        if changes != self._made_of[: len(changes)] and (baseline.log.changes or self._recorded):
             self._show(baseline, gpus, now)
         self._made_of = made_of
         self.samples = samples(self.courses, runs, skips)

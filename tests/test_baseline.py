@@ -15,7 +15,7 @@ import pytest
 from running import Running, wait_for
 from ticks import SECOND, firing, node
 
-from gpuwatch import baseline_file, cli
+from gpuwatch import baseline_file, cli, control
 from gpuwatch.alerts import AlertEngine
 from gpuwatch.baseline import Baseline
 from gpuwatch.baseline_table import EPOCHS_KEPT, READINGS_KEPT
@@ -23,11 +23,12 @@ from gpuwatch.canary_reading import UNITS, CanaryReading
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.facts import canaries, in_trouble
 from gpuwatch.idle import IdleTime
+from gpuwatch.paths import CONTROL
 from gpuwatch.rules import RULES
 from gpuwatch.rules import canary as canary_rules
 from gpuwatch.signals import HOST, Entity
 from gpuwatch.source import EntityInfo
-from gpuwatch.store import Store
+from gpuwatch.store import SlotRow, Store
 
 CN_07 = Path(__file__).parent / "data/cases/CN-07/runs.json"
 PERIOD = 1800.0
@@ -289,6 +290,26 @@ def test_a_size_that_is_no_longer_run_has_no_say():
     assert node.loss() == 0.0
 
 
+def test_a_baseline_is_seeded_by_what_counts():
+    """Noise makes none; all kinds of a canary must have one, and older sizes have no say."""
+    node = Canaries()
+    gpu = Entity("gpu", "GPU-0")
+    assert not node.baseline.is_seeded(gpu, "matmul")
+    node.run(6, spread=0.05)
+    assert not node.baseline.is_seeded(gpu, "matmul")
+    node.run(6)
+    assert node.baseline.is_seeded(gpu, "matmul")
+    node.run(1, dtype="fp16")
+    assert not node.baseline.is_seeded(gpu, "matmul")
+    node.run(5, dtype="fp16")
+    node.baseline.add(reading(gpus=8, time=node.now))
+    assert node.baseline.is_seeded(gpu, "matmul")
+    node.run(6, "allreduce", environment=other(gpu_set="0,1"))
+    assert node.baseline.is_seeded(HOST, "allreduce")
+    node.run(1, "allreduce", environment=other(gpu_set="0,1,2"))
+    assert not node.baseline.is_seeded(HOST, "allreduce")
+
+
 def test_gpus_that_are_gone_are_not_spoken_of():
     """Facts are about those that are here."""
     node = Canaries()
@@ -444,6 +465,9 @@ def test_wrong_results_are_confirmed_and_survive(path):
         return node.baseline.add(reading(canary, time=node.now, result=result, detail="tile 7"))
 
     assert known() is None
+    assert node.facts() == {}
+    node.run(2, "integrity", entity=HOST, result="wrong")  # the sum of all of them
+    assert node.facts() == {HOST: {"canary_wrong_results": 1.0}}
     assert add("ok").kind == "normal"
     assert known() == 0.0
     judged = add("wrong")
@@ -558,6 +582,8 @@ def judged(values, seconds=1, engine=None, start=0):
         ("host", {"canary_node_loss_ratio": 0.0}, set()),
         ("gpu", {"canary_wrong_results": 1.0}, {"silent_data_corruption"}),
         ("gpu", {"canary_wrong_results": 0.0}, set()),
+        ("host", {"canary_wrong_results": 1.0}, {"silent_data_corruption_allreduce"}),
+        ("host", {"canary_wrong_results": 0.0}, set()),
         ("host", {"canary_stuck": 1.0}, {"canary_stuck"}),
         ("host", {"canary_stuck": 0.0}, set()),
         ("gpu", {"canary_overdue_seconds": 86_401.0}, {"canary_stale"}),
@@ -645,6 +671,7 @@ def test_show_ends_as_bad_as_it_is(canary, gpus, share, code, path, capsys):
     """For scripts: 0 well, 1 warning, 2 critical."""
     store = Store(path)
     canaries = Canaries(store)
+    canaries.now = time.time() - 40 * PERIOD
     canaries.run(30, canary, gpus=gpus)
     canaries.run(5, canary, gpus=gpus, share=share)
     store.close()
@@ -655,11 +682,50 @@ def test_show_tells_wrong_results(path, capsys):
     """They are the worst of all."""
     store = Store(path)
     canaries = Canaries(store)
+    canaries.now = time.time() - 2 * PERIOD
     canaries.run(2, "integrity", result="wrong")
     store.close()
     code, out, _ = command(capsys, "show", "--path.state", path.parent)
     assert code == 2
     assert out.splitlines()[1].endswith("wrong results")
+
+
+def test_show_forgives_what_is_gone(path, capsys):
+    """A card that was replaced, and what nobody has measured for a week, are shown and no fault."""
+    store = Store(path)
+    canaries = Canaries(store)
+    canaries.now = time.time() - 50 * PERIOD
+    canaries.run(30, gpus=("GPU-0", "GPU-1"))
+    canaries.run(4, share={"GPU-0": 0.9}, gpus=("GPU-0", "GPU-1"))
+    store.gpu_numbers(["0000:1b:00.0", "0000:43:00.0"])
+    slot = SlotRow("0000:1b:00.0", "GPU-0", "1", "NVIDIA H200")
+    sibling = slot._replace(pci_bus_id="0000:43:00.0", uuid="GPU-1")
+    store.save_inventory([slot, sibling])
+    where = ("show", "--path.state", path.parent)
+    assert command(capsys, *where)[0] == 2
+    store.save_inventory([slot._replace(uuid="GPU-9"), sibling])
+    code, out, _ = command(capsys, *where)
+    assert (code, "regression" in out) == (0, True)
+    store.close()
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE canary_courses SET newest = newest - ?", (8 * 86_400,))
+    assert command(capsys, *where)[0] == 3
+
+
+def test_an_import_waits_for_a_daemon_that_is_busy(kept, tmp_path, capsys, monkeypatch):
+    """One that is there and does not answer has the file; two that write would lose readings."""
+    file = tmp_path / "kept.json"
+    command(capsys, "export", file, "--path.state", kept)
+    monkeypatch.setattr("gpuwatch.commands.baseline.STATUS_SECONDS", 0.2)
+    server = control.Server(tmp_path / CONTROL, 0o600)  # nobody polls it
+    try:
+        where = ("--path.state", kept, "--path.runtime", tmp_path)
+        code, _, err = command(capsys, "import", file, *where)
+        assert (code, err.count("\n")) == (3, 1)
+        assert "no answer within" in err
+        assert command(capsys, "show", *where)[0] == 2
+    finally:
+        server.close()
 
 
 def test_an_export_is_imported_elsewhere(kept, tmp_path, capsys):

@@ -53,6 +53,7 @@ def test_between_jobs(tmp_path, capsys, monkeypatch):
         ([{"loss": None, "retest": True}], 1),
         ([{"loss": 0.03, "retest": False}], 1),
         ([{"loss": 0.03}, {"loss": 0.05}], 2),
+        ([{"loss": 0.0, "node_loss": 0.2}], 1),  # the whole node is slower
     ],
 )
 def test_what_the_daemon_thinks_of_it_is_the_verdict(judged, code):

@@ -201,6 +201,31 @@ def test_a_process_that_comes_ends_the_run(host):
     assert not Path(f"/proc/{canary}").exists()
 
 
+@pytest.mark.parametrize("host", [6], indirect=True)
+def test_a_pause_ends_all_that_is_to_come(host):
+    """Of many GPUs the one that runs is the last; none begins after the word."""
+    host.interpreter(f"open(__file__ + '.starts', 'a').write('.')\n{LASTS}")
+    (host.directory / "state").mkdir()
+    store = Store(host.directory / "state/gpuwatch.sqlite")
+    with host.command("matmul", "memory", "--json") as command:
+        starts = wait_for(host.directory.joinpath("program.py.starts").exists)
+        Leases(store, this_boot()).grant("canaries", 60.0)
+        output, _ = command.communicate(timeout=60)
+    store.close()
+    assert starts
+    assert (host.directory / "program.py.starts").read_text() == "."
+    results = json.loads(output)
+    assert [one["result"] for one in results][:2] == ["aborted", "skipped"]
+    assert {one["reason"] for one in results[1:]} == {"paused"}
+
+
+def test_an_interpreter_by_a_relative_path(host, capsys, monkeypatch):
+    """It is that of the directory in which the command is called."""
+    monkeypatch.chdir(host.directory)
+    host.python = "./python"
+    assert host.run(capsys, "matmul", "--gpu", "0")[0] == 0
+
+
 @pytest.mark.parametrize("host", [5], indirect=True)
 def test_what_is_not_well_is_told(host, capsys):
     """Of each GPU, whether it was wrong, failed, said nonsense or could not be tested."""
@@ -279,6 +304,23 @@ def test_what_goes_by_nics_takes_one(host, capsys):
     assert (code, result["result"], result["expected"]) == (0, "ok", None)
     tree.show("mlx5_0", state="1: DOWN")
     assert host.run(capsys, "allreduce_net")[0] == 3
+
+
+def test_a_state_that_is_kept_from_us(tmp_path):
+    """Who may not see whether canaries are paused is told so in a line: none runs."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    shell = f"""
+import os, pathlib
+from gpuwatch.commands.canary import kept
+os.setuid(65534)
+try:
+    kept(pathlib.Path({str(tmp_path / "state")!r}))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", shell], capture_output=True, text=True, check=True)
+    file = tmp_path / "state/gpuwatch.sqlite"
+    assert done.stdout == f"StateError {file}: permission denied: run as root\n"
 
 
 def test_all_leaves_the_network_alone(host, capsys):

@@ -160,6 +160,28 @@ def pause_ends_a_user_s(host: Host, running: Running) -> None:
     (result,) = json.loads(output)
     assert (result["result"], result["detail"][:19]) == ("aborted", "canaries are paused")
     assert "canaries are paused: gpuwatch resume" in host.command(running, *words).stdout
+    assert host.command(running, "resume", "canaries").returncode == 0
+    a_user_s_are_kept(host, running)
+
+
+def a_user_s_are_kept(host: Host, running: Running) -> None:
+    """They are handed over, also if the rest is interrupted; not those of another interpreter."""
+    host.interpreter(f"MORE = {{}}\nif settings['canary'] == 'memory': hang()\n{MEASURES}")
+    other = shutil.copy(host.python, host.directory / "other")
+    before = len(results(running))
+    words = ["canary", "run", "matmul", "--json"]
+    told = host.command(running, *words, f"--canary.python={other}")
+    assert told.returncode == 0
+    assert f"its canaries run with python {host.python}, these with {other}" in told.stderr
+    assert len(results(running)) == before
+    words = ["canary", "run", "matmul", "memory", f"--config={host.directory}/config.toml"]
+    with host.begun(running, *words) as user:
+        assert user.stdout is not None
+        lines = [user.stdout.readline(), user.stdout.readline()]  # the header, the first result
+        assert "matmul" in lines[1]
+        user.send_signal(signal.SIGINT)
+        assert user.wait(LONG) == 130
+    wait_for(lambda: len(results(running)) == before + 1)
 
 
 def pause_outlives_the_daemon_and_they_do_not(host: Host) -> None:

@@ -307,6 +307,20 @@ def test_failed_runs_outlive_a_restart_within_a_bound(tmp_path):
     store.close()
 
 
+def test_what_is_a_week_old_is_shown_no_more():
+    """Also if nothing else comes: canaries may have been paused since."""
+    node = Node()
+    node.run(3)
+    standings = Standings()
+    gpus = {"GPU-0": Entity("gpu", "0")}
+    standings.look(node.baseline, gpus, node.ledger.runs, now=node.now)
+    counts = {"canary_runs_total", "canary_skipped_total"}
+    assert not {one.name for one in standings.samples} <= counts
+    standings.look(node.baseline, gpus, node.ledger.runs, now=node.now + 8 * 86_400)
+    assert (list(standings.courses), standings.brief) == ([], {})
+    assert {one.name for one in standings.samples} <= counts
+
+
 def test_failed_runs_wait_for_a_disk_that_is_full(tmp_path):
     """They are shown meanwhile, and written when there is room."""
     blocked = tmp_path / "state"

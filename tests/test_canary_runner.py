@@ -10,6 +10,7 @@ from gpuwatch import canary_host, canary_runner
 from gpuwatch.baseline import Baseline
 from gpuwatch.canary_ledger import REASONS
 from gpuwatch.canary_runner import CanaryRunner
+from gpuwatch.signals import HOST, Entity
 from gpuwatch.source import EntityInfo
 from gpuwatch.store import Store
 
@@ -108,10 +109,34 @@ def test_what_is_not_believed_is_run_again(daemon):
     daemon.runner.take([OK, {**OK, "canary": "pcie"}])
     daemon.again = True
     judged = daemon.runner.take([OK])
-    assert judged == [{"canary": "matmul", "gpu": 0, "retest": True, "loss": None}]
+    (found,) = judged
+    assert (found["retest"], found["loss"], found["node_loss"]) == (True, None, None)
     daemon.end()
     daemon.live(12)
     assert daemon.jobs[-1][0]["canaries"] == ["matmul"]
+
+
+def test_a_sum_of_some_gpus_is_taken_again_of_those(daemon, monkeypatch):
+    """One of a part of the node says nothing of the whole; one of all is as the turn of all."""
+    gpus = [Entity("gpu", str(number)) for number in range(4)]
+    daemon.feed.entities = [EntityInfo(gpu, {"uuid": f"GPU-{gpu.id}"}) for gpu in gpus]
+    daemon.again, wanted = True, []
+    monkeypatch.setattr(
+        daemon.runner._schedule, "want", lambda canary, gpus, _: wanted.append((canary, gpus))
+    )
+    for told in ("2,0", "0,1,2,3", "8,9", "all", None):
+        daemon.runner.take(
+            [{"canary": "allreduce", "gpu": None, "environment": told and {"gpu_set": told}}]
+        )
+    assert wanted == [("allreduce", (0, 2)), *[("allreduce", ())] * 4]
+
+
+def test_a_node_that_is_slower_as_a_whole_is_told_with_each_result(daemon):
+    """No GPU of it has a loss of its own then."""
+    node = {HOST: {"canary_node_loss_ratio": 0.2}, GPU: {'canary_loss_ratio{canary="matmul"}': 0.0}}
+    daemon.baseline.facts = lambda _: node
+    (judged,) = daemon.runner.take([OK])
+    assert (judged["loss"], judged["node_loss"]) == (0.0, 0.2)
 
 
 def test_quiet_comes_when_the_job_has_ended(daemon):
@@ -208,8 +233,7 @@ def test_no_step_of_the_wall_clock_starts_or_loses_a_run(tmp_path, monkeypatch):
 
 def test_strangers_results_are_no_reason_to_fail(daemon):
     """Results that make no sense are the ledger's to judge."""
-    assert daemon.runner.take([{}]) == [
-        {"canary": "None", "gpu": None, "retest": False, "loss": None}
-    ]
+    (judged,) = daemon.runner.take([{}])
+    assert (judged["canary"], judged["gpu"], judged["retest"]) == ("None", None, False)
     daemon.again = True
     daemon.runner.take([{"canary": "x", "gpu": "y"}])

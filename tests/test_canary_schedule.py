@@ -184,6 +184,22 @@ def test_what_is_not_believed_is_run_again():
     assert [turn.canaries for _, turn in node.turns] == [("matmul",), ALONE]
 
 
+def test_a_retest_that_meets_another_session_stays_one():
+    """It comes when that is over, alone; the GPU's own turn is where it was."""
+    node = Node(gpus=2)
+    node.live(100)
+    node.schedule.want("matmul", (0, 1), node.now * SECOND_NS)
+    for _ in range(3):
+        node.now += 10
+        now_ns = node.now * SECOND_NS
+        node.schedule.see(now_ns, node.idle)
+        turn = node.schedule.due(now_ns)
+        assert turn == Turn(("matmul",), (0, 1), idle=True)
+        node.schedule.postpone(turn, now_ns)
+    node.live(60)
+    assert [turn for _, turn in node.turns] == [Turn(("matmul",), (0, 1), idle=True)]
+
+
 def test_a_moment_without_a_look_costs_no_turn():
     """A GPU that is not seen for some seconds is as it was, also if it is due just then."""
     node = Node(seeded=False, settle_seconds=0.0)

@@ -306,6 +306,7 @@ def test_rules_are_complete_and_their_names_unique():
         "canary_regression_allreduce_severe": "critical",
         "node_slow": "info",
         "silent_data_corruption": "critical",
+        "silent_data_corruption_allreduce": "critical",
         "canary_stuck": "warning",
         "canary_stale": "info",
         "gpu_hw_thermal_slowdown": "critical",

@@ -5,7 +5,6 @@ import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -15,7 +14,16 @@ from gpuwatch import baseline, baseline_file, baseline_table, control, database
 from gpuwatch.baseline_table import Entry, Kept
 from gpuwatch.canary_text import Standing, shape_text, standing_text, written
 from gpuwatch.clock import wall_text
-from gpuwatch.errors import FAIL, PASS, UNKNOWN, WARN, ConfigError, ControlError, StateError
+from gpuwatch.errors import (
+    FAIL,
+    PASS,
+    UNKNOWN,
+    WARN,
+    ConfigError,
+    ControlError,
+    NoAnswer,
+    StateError,
+)
 from gpuwatch.paths import DATABASE, control_socket, runtime_directory, state_directory
 from gpuwatch.signals import HOST
 from gpuwatch.store import Store
@@ -33,7 +41,8 @@ class Baseline:
     """Shows, exports or imports baselines.
 
     `show` ends with 0 if all is well, 1 or 2 as the rules of a confirmed loss are warning or
-    critical, 2 for wrong results, 3 without any reading: that is no pass.
+    critical, 2 for wrong results, 3 without any reading of the last week: that is no pass. GPUs
+    that are not here any more count for nothing.
     """
 
     name = "baseline"
@@ -56,7 +65,7 @@ class Baseline:
             raise ConfigError(f"gpuwatch baseline {arguments.what}: needs {need}")
         told, runtime = vars(arguments)["paths.state"], vars(arguments)["paths.runtime"]
         socket = control_socket(runtime)
-        running = _state_of_daemon(socket)
+        running = _state_of_daemon(socket, must_answer=arguments.what == "import")
         state = Path(told or running or state_directory(Path(runtime or runtime_directory())))
         if arguments.what == "show":
             return _show(state / DATABASE, arguments)
@@ -66,10 +75,18 @@ class Baseline:
         return _import(state / DATABASE, arguments, socket if is_daemons else None)
 
 
-def _state_of_daemon(socket: Path) -> str | None:
-    """Return the state directory of the daemon that runs, None if none answers."""
-    with suppress(ControlError, KeyError):
+def _state_of_daemon(socket: Path, must_answer: bool) -> str | None:
+    """Return the state directory of the daemon that runs, None if none answers.
+
+    `must_answer` raises NoAnswer for one that is there and does not: its file is its own.
+    """
+    try:
         return str(control.request(socket, {"command": "status"}, STATUS_SECONDS)["state"]["path"])
+    except NoAnswer:
+        if must_answer:
+            raise
+    except (ControlError, KeyError):
+        pass
     return None
 
 
@@ -84,7 +101,12 @@ def _show(path: Path, arguments: Namespace) -> int:
         _print_table([HEADER, *(_row(one, numbers, now) for one in shown)])
     else:
         print("no readings of canaries yet: `gpuwatch canary run all` makes some")
-    codes = [_code(one) for one in standings if one.current]
+    codes = [
+        _code(one)
+        for one in standings
+        if one.current and now - one.newest <= baseline.STALE_SECONDS
+        if one.entity == HOST or one.entity.id in numbers or not numbers
+    ]
     return max(codes, default=UNKNOWN)
 
 

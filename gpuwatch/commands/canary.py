@@ -32,6 +32,7 @@ from gpuwatch.errors import (
     GpuwatchError,
     NoAnswer,
 )
+from gpuwatch.handover import hand_over
 from gpuwatch.lease import this_boot
 from gpuwatch.look import OPEN_SECONDS, Looks
 from gpuwatch.paths import DATABASE, control_socket, state_directory
@@ -67,7 +68,7 @@ class Canary:
 
     Ends with 0 if all passed, 2 if one was wrong or failed, else 3 if one was skipped or ended.
     Between jobs also with 2 if one is 5 % or more below its baseline, with 1 if it is 2 % or more
-    or may be, and what the budget leaves no time for is no fault.
+    or may be, or the whole node is, and what the budget leaves no time for is no fault.
     """
 
     name = "canary"
@@ -135,11 +136,13 @@ class Canary:
         names = list(dict.fromkeys(named))
         # As an interrupt, so that the run is put away.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        results: list[Result] = []
+        judged: list[Message] = []
         try:
-            results = list(_shown(_results(arguments, config, python, names), arguments.json))
+            _show(_collected(_results(arguments, config, python, names), results), arguments.json)
         finally:
+            judged += _hand_over(arguments, config, results)  # interrupted, too
             signal.signal(signal.SIGTERM, before)
-        judged = _hand_over(arguments, results)
         if arguments.between_jobs:
             return verdict(results, judged)
         return _worst([CODES[one.result] for one in results])
@@ -159,7 +162,8 @@ def verdict(results: Sequence[Result], judged: Iterable[Message]) -> int:
     codes = [CODES[one.result] for one in counted] or [UNKNOWN]
     for told in judged:
         loss = told.get("loss") or 0.0
-        codes.append(FAIL if loss >= SEVERE_LOSS else WARN if loss or told.get("retest") else PASS)
+        doubt = loss or told.get("node_loss") or told.get("retest")
+        codes.append(FAIL if loss >= SEVERE_LOSS else WARN if doubt else PASS)
     return _worst(codes)
 
 
@@ -208,6 +212,7 @@ class _Stop:
     def __init__(self, state: Path, released: frozenset[str], end: float) -> None:
         self._state, self._released, self._end = state, released, end
         self._asked = time.monotonic()
+        self._why: Obstacle | None = None
 
     def __call__(self) -> Obstacle | None:
         now = time.monotonic()
@@ -217,8 +222,8 @@ class _Stop:
             self._asked = now
             with suppress(GpuwatchError):
                 _, released = kept(self._state)
-                return host_reason(Host(released=released - self._released))
-        return None
+                self._why = host_reason(Host(released=released - self._released))
+        return self._why
 
 
 def _gpus(arguments: Namespace) -> list[int]:
@@ -230,21 +235,36 @@ def _gpus(arguments: Namespace) -> list[int]:
     return []
 
 
-def _hand_over(arguments: Namespace, results: Iterable[Result]) -> list[Message]:
-    """Give the daemon, if one runs, what was measured as it would; return what it thinks of it."""
-    odd = arguments.cpu or arguments.force or vars(arguments)["canary.python"]
-    given = [
-        one.to_json()
-        for one in results
-        if one.result in ("ok", "wrong", "failed") and arguments.size != "tiny" and not odd
-    ]
-    judged: list[Message] = []
-    with suppress(ControlError):
-        for result in given:  # one a packet, which has a limit
-            socket = control_socket(vars(arguments)["paths.runtime"])
-            message = {"command": "canary_results", "results": [result]}
-            judged += control.request(socket, message, TIMEOUT_SECONDS)["judged"]
-    return judged
+def _hand_over(
+    arguments: Namespace, config: dict[str, Any], results: Iterable[Result]
+) -> list[Message]:
+    """Give the daemon, if one runs, what was measured as it would; return what it thinks of it.
+
+    Says on standard error why it did not take it.
+    """
+    given = [one.to_json() for one in results if one.result in ("ok", "wrong", "failed")]
+    socket = control_socket(vars(arguments)["paths.runtime"])
+    if arguments.cpu or arguments.force or not given or not socket.exists():
+        return []
+    try:
+        own = control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)["canary"]
+        used = {"python": config["canary"]["python"], "size": arguments.size or "full"}
+        for key in ("python", "size"):
+            if used[key] != own[key]:
+                raise ControlError(
+                    f"its canaries run with {key} {own[key] or sys.executable}, these with"
+                    f" {used[key] or sys.executable}: give its config with --config"
+                )
+        return hand_over(socket, given)
+    except ControlError as fault:
+        print(f"not all of it is handed over to the daemon: {fault}", file=sys.stderr)
+        return []
+
+
+def _collected(results: Iterable[Result], into: list[Result]) -> Iterable[Result]:
+    for one in results:
+        into.append(one)
+        yield one
 
 
 def state_here(arguments: Namespace, config: dict[str, Any]) -> Path:
@@ -267,7 +287,7 @@ def state_here(arguments: Namespace, config: dict[str, Any]) -> Path:
 
 def kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
     """Return the numbers of the GPUs by PCI address, and what is released now."""
-    if not (state / DATABASE).exists():
+    if not database.is_there(state / DATABASE):
         return {}, frozenset()
 
     def load(file: database.Connection) -> tuple[dict[str, int], frozenset[str]]:
@@ -281,20 +301,15 @@ def kept(state: Path) -> tuple[dict[str, int], frozenset[str]]:
     return database.look(state / DATABASE, load)
 
 
-def _shown(results: Iterable[Result], as_json: bool) -> Iterable[Result]:
+def _show(results: Iterable[Result], as_json: bool) -> None:
     """Print results as they come, or all of them at the end."""
     if as_json:
-        listed = list(results)
-        print(json.dumps([one.to_json() for one in listed]))
-        yield from listed
+        print(json.dumps([one.to_json() for one in results]))
         return
-    header: Sequence[str] = HEADER
-    for one in results:
-        if header:
-            _print(header)
-            header = ()
+    for number, one in enumerate(results):
+        if not number:
+            _print(HEADER)
         _print(_row(one))
-        yield one
 
 
 def _print(cells: Sequence[str]) -> None:

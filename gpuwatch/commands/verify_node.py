@@ -136,7 +136,7 @@ def _name(procfs: Path, pid: int) -> str:
 
 def _inventory(state: Path) -> dict[str, str]:
     """Return the GPUs that were accepted here, by PCI address, none where nothing is kept."""
-    if not (state / DATABASE).exists():
+    if not database.is_there(state / DATABASE):
         return {}
 
     def load(file: database.Connection) -> dict[str, str]:
@@ -147,7 +147,7 @@ def _inventory(state: Path) -> dict[str, str]:
 
 def _standings(state: Path) -> list[Standing]:
     """Return the baselines that are kept here, none where nothing is kept."""
-    if not (state / DATABASE).exists():
+    if not database.is_there(state / DATABASE):
         return []
 
     def load(file: database.Connection) -> list[Standing]:

@@ -3,7 +3,6 @@
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ from gpuwatch import control
 from gpuwatch.baseline import Baseline
 from gpuwatch.commands.baseline import give_to_owner
 from gpuwatch.commands.canary import TIMEOUT_SECONDS, state_here
-from gpuwatch.errors import ControlError, StateError
+from gpuwatch.errors import ControlError, NoAnswer, StateError
+from gpuwatch.handover import hand_over
 from gpuwatch.paths import DATABASE, control_socket
 from gpuwatch.store import Store
 from gpuwatch.verify_report import Report
-
-TOGETHER = 20  # results in one request
 
 
 def save(report: Report, arguments: Namespace, config: Mapping[str, Any]) -> None:
@@ -34,9 +32,7 @@ def save(report: Report, arguments: Namespace, config: Mapping[str, Any]) -> Non
     if _is_daemons(socket, state):
         numbers = {gpu.get("uuid"): gpu["gpu"] for gpu in report.node.gpus}
         results = [{**one.to_json(), "gpu": numbers.get(one.entity.id)} for one in readings]
-        for first in range(0, len(results), TOGETHER):
-            part = results[first : first + TOGETHER]
-            control.request(socket, {"command": "canary_results", "results": part}, TIMEOUT_SECONDS)
+        hand_over(socket, results)
     else:
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
         store = Store(state / DATABASE)
@@ -52,8 +48,11 @@ def save(report: Report, arguments: Namespace, config: Mapping[str, Any]) -> Non
 
 
 def _is_daemons(socket: Path, state: Path) -> bool:
-    """Say whether a daemon runs that keeps its state there."""
-    with suppress(ControlError, KeyError):
+    """Say whether a daemon runs that keeps its state there; NoAnswer if it does not say."""
+    try:
         status = control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)
         return Path(status["state"]["path"]).absolute() == state.absolute()
-    return False
+    except NoAnswer:
+        raise
+    except (ControlError, KeyError):
+        return False

@@ -35,6 +35,31 @@ def _regression(canary: str, per: str, what: str, next_step: str) -> tuple[Rule,
     return some, much
 
 
+def _corruption() -> tuple[Rule, Rule]:
+    """Return the rule of a GPU that computes wrong results, and of GPUs that do together."""
+    alone = Rule(
+        name="silent_data_corruption",
+        severity="critical",
+        per="gpu",
+        help="The GPU computed wrong results, twice within a week, and told no error.",
+        next_step="Drain the node at once, distrust what it computed, and send the GPU back.",
+        judge=lambda view: view.highest("canary_wrong_results"),
+        limit=1.0,
+        sticky=True,
+        detect=lambda view: (view.highest("canary_wrong_results") or 0) >= 1,
+        record=True,
+    )
+    together = replace(
+        alone,
+        name=f"{alone.name}_allreduce",
+        per="host",
+        help="An all-reduce between the node's GPUs gave wrong sums, twice within a week, and no "
+        "error was told.",
+        next_step="Drain the node at once, distrust what it computed, and see which rank is wrong.",
+    )
+    return alone, together
+
+
 RULES = (
     *_regression(
         "matmul",
@@ -69,18 +94,7 @@ RULES = (
         judge=lambda view: view.highest("canary_node_loss_ratio"),
         limit=0.02,
     ),
-    Rule(
-        name="silent_data_corruption",
-        severity="critical",
-        per="gpu",
-        help="The GPU computed wrong results, twice within a week, and told no error.",
-        next_step="Drain the node at once, distrust what it computed, and send the GPU back.",
-        judge=lambda view: view.highest("canary_wrong_results"),
-        limit=1.0,
-        sticky=True,
-        detect=lambda view: (view.highest("canary_wrong_results") or 0) >= 1,
-        record=True,
-    ),
+    *_corruption(),
     Rule(
         name="canary_stuck",
         severity="warning",
