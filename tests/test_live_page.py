@@ -187,7 +187,7 @@ def test_a_drag_zooms_down_to_single_samples(live):
         live.drag("#chart-clock .u-over", 0.85, 0.95)
         live.wait(f"document.querySelector('#range').innerText !== {json.dumps(before)}")
     live.wait("document.querySelector('#step').innerText.includes('1 step = 1\\u00a0ms')")
-    assert live.text("#step").endswith("from ring")
+    assert live.text("#step").endswith("ring")  # on a slow machine "from history and ring")
 
     def points() -> bool:
         live.hover("#chart-clock .u-over")  # an alert that comes moves the charts down under it
