@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 from gpuwatch import baseline_table as table
-from gpuwatch.baseline_table import Entry, Kept, Taken, epoch
+from gpuwatch.baseline_table import Computer, Entry, Kept, Taken, epoch
 from gpuwatch.canary_reading import CanaryReading, Shape
 from gpuwatch.canary_text import Peers, Standing, said, value_of
 from gpuwatch.courses import AHEAD_SECONDS, COURSES, READINGS, SHOWN_SECONDS, CourseLog
@@ -80,7 +80,7 @@ class Baseline:
 
     @classmethod
     def of(
-        cls, entries: Iterable[Entry], results: Mapping[Entity, list[tuple[float, bool]]]
+        cls, entries: Iterable[Entry], results: Mapping[Computer, list[tuple[float, bool]]]
     ) -> "Baseline":
         """Return the baselines that were read from a file, to look at them."""
         found = cls(Store(None))
@@ -113,16 +113,16 @@ class Baseline:
                 if reading.canary == "integrity" or reading.result == "wrong"
             ]
             if results:
-                self._soundness[entry.entity] = Soundness.of(results)
+                self._soundness[entry.computer] = Soundness.of(results)
             advance()
         self._find_current()
         return taken, left
 
     def _load(
-        self, entries: Iterable[Entry], results: Mapping[Entity, list[tuple[float, bool]]]
+        self, entries: Iterable[Entry], results: Mapping[Computer, list[tuple[float, bool]]]
     ) -> None:
         self._entries = {entry.key: entry for entry in entries}
-        self._soundness = {entity: Soundness.of(found) for entity, found in results.items()}
+        self._soundness = {one: Soundness.of(found) for one, found in results.items()}
         self._find_current()
 
     def _find_current(self) -> None:
@@ -151,7 +151,7 @@ class Baseline:
         self._losses = None
         opinion = add_reading(entry, reading, frozen=frozen)
         if reading.result == "wrong" or reading.canary == "integrity":
-            return self._judge_result(reading)
+            return self._judge_result(reading, entry)
         if opinion.kind == "unknown":
             text = (
                 "no value"
@@ -220,11 +220,12 @@ class Baseline:
             values[name] = max(loss, values.get(name, 0.0))
         if shared:
             found.setdefault(HOST, {})["canary_node_loss_ratio"] = max(shared)
-        for about, soundness in self._soundness.items():
+        for (about, _), soundness in self._soundness.items():
             entity = HOST if about == HOST else gpus.get(about.id)
             if entity is not None:
                 values = found.setdefault(entity, {})
-                values["canary_wrong_results"] = float(soundness.confirmed)
+                wrong = max(values.get("canary_wrong_results", 0.0), float(soundness.confirmed))
+                values["canary_wrong_results"] = wrong
         return found
 
     def _is_shared(self, entry: Entry, loss: float) -> bool:
@@ -274,7 +275,7 @@ class Baseline:
         environment = json.loads(entry.environment)
         found = expected(_example(entry, environment))
         state = "learning" if baseline is None else "regression" if course.alarm else "normal"
-        soundness = self._soundness.get(entry.entity)
+        soundness = self._soundness.get(entry.computer)
         if canary == "integrity":
             state = "wrong" if soundness and soundness.confirmed else "normal"
         return Standing(
@@ -321,8 +322,8 @@ class Baseline:
                 newest[key] = entry
         return list(newest.values())
 
-    def _judge_result(self, reading: CanaryReading) -> Judgement:
-        known = self._soundness.setdefault(reading.entity, Soundness())
+    def _judge_result(self, reading: CanaryReading, entry: Entry) -> Judgement:
+        known = self._soundness.setdefault(entry.computer, Soundness())
         known.push(reading.time, right=reading.result == "ok")
         what = f": {reading.detail}" if reading.detail and reading.result == "wrong" else ""
         if known.confirmed:

@@ -16,6 +16,7 @@ EPOCHS_KEPT = 5  # environments of each canary on each GPU
 COURSES_KEPT = 2000  # of all GPUs that ever were here
 FAILED_KEPT = 20  # runs without a result, of each canary on each GPU
 
+Computer = tuple[Entity, str]  # a GPU, or the host and which of its GPUs together
 KEY = ("entity_kind", "entity_id", *Shape._fields, "environment")
 MEASURED = (
     "time",
@@ -101,7 +102,12 @@ class Entry:
     @property
     def place(self) -> tuple[Entity, Shape, str]:
         """What its environments have in common: of an all-reduce, also between which GPUs."""
-        return self.entity, self.shape, json.loads(self.environment).get("gpu_set", "")
+        return self.entity, self.shape, gpu_set(self.environment)
+
+    @property
+    def computer(self) -> Computer:
+        """What computes its results."""
+        return self.entity, gpu_set(self.environment)
 
 
 class Taken(NamedTuple):
@@ -120,6 +126,11 @@ class Kept(NamedTuple):
 
     entry: Entry
     readings: Sequence[Taken]
+
+
+def gpu_set(environment: str) -> str:
+    """Return between which GPUs something ran, by its environment; "" for one GPU alone."""
+    return str(json.loads(environment).get("gpu_set", ""))
 
 
 def epoch(environment: Mapping[str, str]) -> str:
@@ -178,18 +189,20 @@ def load_readings(file: Connection, entry: Entry, most: int = -1) -> list[Taken]
     return found[::-1]
 
 
-def load_results(file: Connection) -> dict[Entity, list[tuple[float, bool]]]:
-    """Return when each GPU computed something that was checked, and whether it was right."""
+def load_results(file: Connection) -> dict[Computer, list[tuple[float, bool]]]:
+    """Return when what computed something that was checked, and whether it was right."""
     if not _is_there(file):
         return {}
-    found: dict[Entity, list[tuple[float, bool]]] = {}
-    for kind, identifier, time, result in file.execute(
+    found: dict[Computer, list[tuple[float, bool]]] = {}
+    for kind, identifier, environment, time, result in file.execute(
         """
-        SELECT entity_kind, entity_id, time, result FROM canary_readings
+        SELECT entity_kind, entity_id, environment, time, result FROM canary_readings
         JOIN canary_courses ON id = course
         WHERE result = 'wrong' OR (canary = 'integrity' AND result = 'ok') ORDER BY time"""
     ):
-        found.setdefault(Entity(kind, identifier), []).append((time, result == "ok"))
+        with suppress(ValueError, AttributeError):  # damaged
+            computer = Entity(kind, identifier), gpu_set(environment)
+            found.setdefault(computer, []).append((time, result == "ok"))
     return found
 
 

@@ -149,8 +149,8 @@ class Task:
 class Run:
     """One canary that runs; `poll` it until it gives its outcome. To be used in a `with` block.
 
-    `python` is the interpreter, `worker` the file that it runs. Raises ConfigError if that is no
-    interpreter, OSError if nothing can be started.
+    `python` is the interpreter, by an absolute path, `worker` the file that it runs. Raises
+    ConfigError if that is no interpreter, OSError if nothing can be started.
     """
 
     def __init__(self, task: Task, python: str, worker: Path = WORKER) -> None:
@@ -170,7 +170,7 @@ class Run:
             Path(self.scratch, "mps").mkdir()
             try:
                 self._popen = started(
-                    [str(Path(python).absolute()), str(worker)],  # its directory is another
+                    [python, str(worker)],
                     task.settings(self.scratch),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -10,6 +10,7 @@ import fcntl
 import importlib.util
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,12 @@ def hindrance(config: Mapping[str, Any]) -> str:
             " them (hostPID: true, --pid=host)"
         )
     return ""
+
+
+def interpreter(configured: str) -> str:
+    """Return the interpreter that canaries run with: gpuwatch's own if none is configured."""
+    # Not resolved: an environment is known by its link.
+    return str(Path(configured or sys.executable).absolute())
 
 
 def no_interpreter(python: str) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +144,7 @@ class CanaryRunner:
         daemon = self._daemon
         paths = daemon.config["paths"]
         settings = {
-            "python": self._settings["python"] or sys.executable,
+            "python": canary_host.interpreter(self._settings["python"]),
             "size": self._settings["size"],
             "canaries": list(turn.canaries),
             "gpus": list(turn.gpus),

@@ -104,7 +104,7 @@ def is_there(path: Path) -> bool:
     """Say whether there is such a file; StateError if that is kept from us."""
     try:
         path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except PermissionError as error:
         raise StateError(f"{path}: permission denied: run as root") from error

@@ -65,13 +65,12 @@ def _busy(part: str, text: str, **more: Any) -> Signal:
         "ratio",
         bounds=(0.0, 1.0),
         refresh_seconds=REFRESH_SECONDS,
+        statistics=("",),
         **more,
     )
 
 
-GRAPHICS_BUSY = _busy(
-    "graphics", "Share of time in which any kernel, copy or graphics ran", statistics=("",)
-)
+GRAPHICS_BUSY = _busy("graphics", "Share of time in which any kernel, copy or graphics ran")
 SM_BUSY = _busy("sm", "Share of the SMs that were busy")
 TENSOR_BUSY = _busy(
     "tensor",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch import pulse as page
 from gpuwatch.baseline_file import load
+from gpuwatch.canary_host import interpreter
 from gpuwatch.clock import monotonic_ns
 from gpuwatch.control import Connection, Message
 from gpuwatch.errors import ConfigError
@@ -90,7 +91,8 @@ def _brief(daemon: "Daemon") -> Message:
     alerts = [dict(alert) for alert in found["alerts"]]
     for alert in alerts:
         del alert["causes"]  # with them very many alerts would be more than a packet holds
-    canary = {key: daemon.config["canary"][key] for key in ("python", "size")}
+    settings = daemon.config["canary"]
+    canary = {"python": interpreter(settings["python"]), "size": settings["size"]}
     return {**found, "alerts": alerts, "canary": canary}
 
 
@@ -211,7 +213,7 @@ def _accept(daemon: "Daemon", connection: Connection) -> None:
     present = _present(daemon)
     gone = daemon.inventory.accept(present, seen.values())
     daemon.inventory.accept_ports(seen_rates(daemon))
-    acknowledged = sum(map(daemon.engine.acknowledge, seen))
+    acknowledged = sum(map(daemon.engine.acknowledge, (HOST, *seen)))
     text = f"{len(present)} GPUs, gone: {', '.join(gone) or 'none'}"
     daemon.note(Event(monotonic_ns(), HOST, "inventory_accepted", text))
     others = in_bus_order(set(daemon.addresses) - set(present))  # a container's host has them

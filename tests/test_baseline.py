@@ -491,6 +491,22 @@ def test_wrong_results_are_confirmed_and_survive(path):
     store.close()
 
 
+def test_sums_between_other_gpus_clear_nobody():
+    """Right sums of one half of the node say nothing of the other half's wrong ones."""
+    node = Canaries()
+
+    def sums(gpus, result, count):
+        for _ in range(count):
+            node.now += 10
+            told = reading("integrity", entity=HOST, environment={"gpu_set": gpus}, time=node.now)
+            node.baseline.add(replace(told, result=result))
+        return node.facts()[HOST]["canary_wrong_results"]
+
+    assert sums("0,1,2,3", "wrong", 2) == 1
+    assert sums("4,5,6,7", "ok", 4) == 1
+    assert sums("0,1,2,3", "ok", 4) == 0
+
+
 def test_the_reports_of_the_field():
     """CN-07: runs beside another process are none; 12 % at a lower clock is found, and why."""
     told = json.loads(CN_07.read_text())
@@ -704,6 +720,9 @@ def test_show_forgives_what_is_gone(path, capsys):
     where = ("show", "--path.state", path.parent)
     assert command(capsys, *where)[0] == 2
     store.save_inventory([slot._replace(uuid="GPU-9"), sibling])
+    assert command(capsys, *where)[0] == 2  # it may be a new one that nobody has accepted yet
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE canary_courses SET newest = newest - ?", (90_000,))
     code, out, _ = command(capsys, *where)
     assert (code, "regression" in out) == (0, True)
     store.close()
@@ -841,13 +860,16 @@ def test_a_running_daemon_takes_an_import_and_alerts(tmp_path, capsys):
         canaries.run(4, gpus=(uuid,), share=0.9)
         for _ in range(2):
             canaries.run(1, "integrity", gpus=(uuid,), result="wrong")
+            canaries.run(
+                1, "integrity", entity=HOST, result="wrong", environment={"gpu_set": "0,1"}
+            )
         store.close()
         file = tmp_path / "kept.json"
         command(capsys, "export", file, "--path.state", tmp_path / "made")
         where = ("--path.runtime", running.runtime)
         assert command(capsys, "show", *where)[1].startswith("no readings")
         code, out, _ = command(capsys, "import", file, *where)
-        assert (code, out) == (0, f"{file}: 2 baselines imported\n")
+        assert (code, out) == (0, f"{file}: 3 baselines imported\n")
         for rule in (
             "canary_regression_matmul",
             "canary_regression_matmul_severe",
@@ -856,12 +878,17 @@ def test_a_running_daemon_takes_an_import_and_alerts(tmp_path, capsys):
             alert = wait_for(lambda rule=rule: running.alert(rule, "1"), 60, rule)
             assert alert["state"] == "firing"
         assert running.alert("canary_regression_matmul", "0") is None
+        together = "silent_data_corruption_allreduce"
+        assert wait_for(lambda: running.alert(together), 60, together)["entity"] == ["host", ""]
         severe = running.alert("canary_regression_matmul_severe", "1")
         assert severe["value"] == pytest.approx(0.1, abs=0.01)
         code, out, _ = command(capsys, "show", *where)
         assert code == 2
         row = next(line for line in out.splitlines() if "matmul" in line)
         assert row.split()[:2] == ["1", uuid]
+        socket = running.runtime / CONTROL
+        told = control.request(socket, {"command": "accept"}, 10)
+        assert told["acknowledged"] == 2  # the GPU's, and that of both together
         file.write_text("{}")
         code, _, err = command(capsys, "import", file, *where)
         assert (code, err.count("\n")) == (64, 1)

@@ -18,6 +18,7 @@ from gpuwatch.cli import main
 from gpuwatch.errors import SourceUnavailable
 from gpuwatch.lease import Leases, this_boot
 from gpuwatch.look import Looks
+from gpuwatch.paths import CONTROL
 from gpuwatch.store import Store
 
 UUIDS = [f"GPU-00000000-0000-4000-8000-{number:012d}" for number in range(2)]
@@ -224,6 +225,28 @@ def test_an_interpreter_by_a_relative_path(host, capsys, monkeypatch):
     monkeypatch.chdir(host.directory)
     host.python = "./python"
     assert host.run(capsys, "matmul", "--gpu", "0")[0] == 0
+
+
+def test_the_size_of_the_config(host, capsys):
+    """It is that of the daemon's canaries, so that readings compare; a flag counts more."""
+    config = host.directory / "config.toml"
+    config.write_text('[canary]\nsize = "small"\n')
+    words = ("matmul", "--gpu", "0", f"--config={config}")
+    assert host.run(capsys, *words)[1][0]["size"] == 4096
+    assert host.run(capsys, *words, "--size", "full")[1][0]["size"] == 8192
+
+
+def test_a_daemon_of_another_version_costs_no_verdict(host, capsys, monkeypatch):
+    """After an upgrade without a restart: results are printed, and a line says what to do."""
+    runtime = host.directory / "daemon"
+    runtime.mkdir()
+    (runtime / CONTROL).touch()
+    monkeypatch.setattr("gpuwatch.control.request", lambda *_: {"version": "0"})
+    code = main([*host.words("matmul", "--gpu", "0"), f"--path.runtime={runtime}"])
+    assert code == 0
+    assert capsys.readouterr().err == (
+        "not handed over to the daemon: it is of another version: restart it\n"
+    )
 
 
 @pytest.mark.parametrize("host", [5], indirect=True)

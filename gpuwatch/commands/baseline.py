@@ -30,6 +30,7 @@ from gpuwatch.store import Store
 
 STATUS_SECONDS = 5.0
 TIMEOUT_SECONDS = 300.0  # years of readings are judged anew
+GONE_SECONDS = 86_400.0  # a card that the inventory lacks may be new, until it is so old
 SEVERE_LOSS = 0.05  # of the rules canary_regression_…_severe
 HEADER = (
     *("GPU", "CANARY", "SHAPE", "BASELINE", "RATIO", "EXPECTED", "SPREAD"),
@@ -41,8 +42,8 @@ class Baseline:
     """Shows, exports or imports baselines.
 
     `show` ends with 0 if all is well, 1 or 2 as the rules of a confirmed loss are warning or
-    critical, 2 for wrong results, 3 without any reading of the last week: that is no pass. GPUs
-    that are not here any more count for nothing.
+    critical, 2 for wrong results, 3 without any reading of the last week: that is no pass. A GPU
+    that the inventory does not have counts for a day after its last reading.
     """
 
     name = "baseline"
@@ -105,7 +106,10 @@ def _show(path: Path, arguments: Namespace) -> int:
         _code(one)
         for one in standings
         if one.current and now - one.newest <= baseline.STALE_SECONDS
-        if one.entity == HOST or one.entity.id in numbers or not numbers
+        if one.entity == HOST
+        or one.entity.id in numbers
+        or now - one.newest < GONE_SECONDS
+        or not numbers
     ]
     return max(codes, default=UNKNOWN)
 

@@ -107,7 +107,9 @@ class Canary:
             metavar="N",
             help="a GPU, by its number; may be repeated (default: all)",
         )
-        parser.add_argument("--size", choices=SIZES, help="of the work (default: full)")
+        parser.add_argument(
+            "--size", choices=SIZES, help="of the work (default: full, or the config's)"
+        )
         parser.add_argument("--force", action="store_true", help="also where a GPU is in use")
         parser.add_argument(
             "--cpu", action="store_true", help="on processors, tiny, to try an interpreter out"
@@ -129,7 +131,7 @@ class Canary:
             raise ConfigError("--cpu: takes no --gpu, --force, --size or --budget")
         names = arguments.names or BETWEEN_JOBS
         config = validate(config_request(Namespace(**vars(arguments), source="nvml")))
-        python = config["canary"]["python"] or sys.executable
+        python = canary_host.interpreter(config["canary"]["python"])
         if fault := canary_host.no_interpreter(python):
             raise ConfigError(fault)
         named = [name for one in names for name in (USUAL if one == "all" else (one,))]
@@ -194,7 +196,7 @@ def _results(
         with closing(Looks(sysfs, numbers, _gpus(arguments), open_seconds)) as looks:
             session = Session(
                 python,
-                arguments.size or "full",
+                arguments.size or config["canary"]["size"],
                 looks,
                 host=host,
                 force=arguments.force,
@@ -248,17 +250,24 @@ def _hand_over(
         return []
     try:
         own = control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)["canary"]
-        used = {"python": config["canary"]["python"], "size": arguments.size or "full"}
-        for key in ("python", "size"):
-            if used[key] != own[key]:
+        used = {
+            "python": canary_host.interpreter(config["canary"]["python"]),
+            "size": arguments.size or config["canary"]["size"],
+        }
+        for key, value in used.items():
+            if value != own[key]:
                 raise ControlError(
-                    f"its canaries run with {key} {own[key] or sys.executable}, these with"
-                    f" {used[key] or sys.executable}: give its config with --config"
+                    f"its canaries run with {key} {own[key]}, these with {value}:"
+                    " give its config with --config"
                 )
         return hand_over(socket, given)
     except ControlError as fault:
         print(f"not all of it is handed over to the daemon: {fault}", file=sys.stderr)
-        return []
+    except (KeyError, TypeError):
+        print(
+            "not handed over to the daemon: it is of another version: restart it", file=sys.stderr
+        )
+    return []
 
 
 def _collected(results: Iterable[Result], into: list[Result]) -> Iterable[Result]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from contextlib import suppress
@@ -61,7 +60,7 @@ def gathered(arguments: Namespace, config: Mapping[str, Any]) -> tuple[Node, lis
         busy=in_use,
         standings=_standings(state),
         host=host,
-        python=config["canary"]["python"] or sys.executable,
+        python=canary_host.interpreter(config["canary"]["python"]),
         scratch=arguments.storage or (state if state.is_dir() else Path.cwd()),
         expected_gpus=count or (0 if arguments.gpu else config["gpus"]["expected"]),
         expected_model=model,
