@@ -65,7 +65,12 @@ ANY_NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
 # By the node's own links alone.
-NCCL = {**ANY_NCCL, "NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "none"}
+NCCL = {
+    **ANY_NCCL,
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "Socket",  # or one that the site has set would be missed
+    "NCCL_NET_PLUGIN": "none",
+}
 # By its NICs alone, between all neighbours. Which network, plugin and NICs is left to the site.
 NCCL_BY_NICS = {
     **ANY_NCCL,

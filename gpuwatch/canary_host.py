@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.busy import Host
+from gpuwatch.busy import Host, Obstacle, host_reason
 from gpuwatch.canary_worker import TITLE
 from gpuwatch.errors import ConfigError
 from gpuwatch.paths import CONTROL, control_socket
@@ -26,6 +26,7 @@ from gpuwatch.slurm import jobs
 LOCK = "canary.lock"
 MARK = "GPUWATCH_CANARY_LOCK"  # in the environment of a session's canaries
 WAIT_SECONDS = 0.1
+ASK_SECONDS = 0.5  # how often it is looked whether canaries are to run no more
 LEAST_SECONDS = 0.3  # who only asks whether a session runs has the lock for a moment
 RUNS_ALREADY = "canaries run already on this host: try again later"
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h: the host's own process ids
@@ -82,6 +83,23 @@ def unfit_torch(package: str | None) -> str:
 def present(procfs: Path, released: frozenset[str], own_job: str = "") -> Host:
     """Return what speaks against a canary now; `own_job` is Slurm's id of the job that asks."""
     return Host(host_pids=_sees_host(procfs), jobs=jobs(procfs) - {own_job}, released=released)
+
+
+class NewJob:
+    """Says which job of the scheduler has come since canaries began, None if none has."""
+
+    def __init__(self, procfs: Path) -> None:
+        self._procfs, self._known = procfs, jobs(procfs)
+        self._asked = time.monotonic()
+        self._why: Obstacle | None = None
+
+    def __call__(self) -> Obstacle | None:
+        """Look, twice a second at most."""
+        now = time.monotonic()
+        if now - self._asked > ASK_SECONDS:
+            self._asked = now
+            self._why = host_reason(Host(jobs=jobs(self._procfs) - self._known))
+        return self._why
 
 
 def _sees_host(procfs: Path) -> bool:

@@ -57,7 +57,8 @@ def _stand_back() -> None:
 def _run(settings: Mapping[str, Any]) -> Iterator[list[Result]]:
     """Yield what each canary gives."""
     sysfs = Path(settings["sysfs"])
-    host = canary_host.present(Path(settings["procfs"]), frozenset(settings["released"]))
+    procfs = Path(settings["procfs"])
+    host = canary_host.present(procfs, frozenset(settings["released"]))
     if why := host_reason(host):
         yield from _skipped(settings, why)
         return
@@ -74,6 +75,7 @@ def _run(settings: Mapping[str, Any]) -> Iterator[list[Result]]:
             host=host,
             side_by_side=len(settings["gpus"]) > 1,
             sysfs=sysfs,
+            stop=canary_host.NewJob(procfs),
         )
         for name in settings["canaries"]:
             yield list(session.run(name))

@@ -30,6 +30,7 @@ JOB_SECONDS = 120.0  # beside its canaries: a driver that opens slowly
 AFTER_NS = 3 * SECOND_NS  # until lists of processes have forgotten a job, and what it left is known
 STUCK_NS = 5 * SECOND_NS
 QUIET_NS = 15 * SECOND_NS
+SHARED = "pcie"  # GPUs share bridges and the host's memory
 
 Quiet = Callable[[Sequence[Message]], object]
 
@@ -88,8 +89,18 @@ class CanaryRunner:
             self._schedule.ended(turn, now_ns, started=False, ran=False)
         elif canary_host.session_runs(self._lock):
             self._schedule.postpone(turn, now_ns)
+        elif canaries := self._undisturbed(turn):
+            self._start(turn, canaries)
         else:
-            self._start(turn)
+            self._schedule.ended(turn, now_ns, started=False, ran=False)
+
+    def _undisturbed(self, turn: Turn) -> tuple[str, ...]:
+        """Return the turn's canaries, without what others' work on the way to the host slows."""
+        others = [state for gpu, state in self._idle().items() if gpu not in turn.gpus]
+        if not turn.gpus or SHARED not in turn.canaries or False not in others:
+            return turn.canaries
+        self._skip((SHARED,), turn.gpu, "busy")
+        return tuple(name for name in turn.canaries if name != SHARED)
 
     def _look_for_strays(self, now_ns: int) -> None:
         """End what the last session left, and see whether it has ended."""
@@ -140,13 +151,13 @@ class CanaryRunner:
         for canary in canaries:
             self._daemon.canary_ledger.skipped(canary, gpu, reason)
 
-    def _start(self, turn: Turn) -> None:
+    def _start(self, turn: Turn, canaries: Sequence[str]) -> None:
         daemon = self._daemon
         paths = daemon.config["paths"]
         settings = {
             "python": canary_host.interpreter(self._settings["python"]),
             "size": self._settings["size"],
-            "canaries": list(turn.canaries),
+            "canaries": list(canaries),
             "gpus": list(turn.gpus),
             "numbers": daemon.store.numbers,
             "released": [what for what, held in daemon.leases.released.items() if held],
@@ -155,9 +166,9 @@ class CanaryRunner:
             "sysfs": paths["sysfs"],
             "procfs": paths["procfs"],
         }
-        self._turn, self._expected, self._ran = turn, set(turn.canaries), False
+        self._turn, self._expected, self._ran = turn, set(canaries), False
         self._made_room = False
-        deadline_seconds = JOB_SECONDS + LONGEST_SECONDS * len(turn.canaries)
+        deadline_seconds = JOB_SECONDS + LONGEST_SECONDS * len(canaries)
         self._job = daemon.supervisor.spawn("canaries", settings, deadline_seconds, self._ended)
 
     def _ended(self, message: Message) -> None:

@@ -75,7 +75,8 @@ class Schedule:
         self._seeded, self._uniform = seeded, uniform
         chosen = list(dict.fromkeys(settings["run"]))
         self._alone = tuple(name for name in chosen if CANARIES[name].least_gpus == 1)
-        self._together = tuple(name for name in chosen if CANARIES[name].least_gpus > 1)
+        # Of one that takes one GPU or more it is what lies between them.
+        self._together = tuple(name for name in chosen if CANARIES[name].together)
         self._courses: dict[Gpu, _Course] = {}
         self._retests: list[tuple[int, str, tuple[int, ...]]] = []
 

@@ -51,6 +51,10 @@ NOT_READY = (
         r"driver on your system is too old|no kernel image",
         "torch is built for a newer driver or other GPUs: name another in [canary] python",
     ),
+    (
+        r"Error 80[34]",
+        "the interpreter's CUDA does not fit driver or GPU: name another in [canary] python",
+    ),
     (r"busy or unavailable", "the GPU is in use, or in exclusive mode: try again later"),
 )
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree")

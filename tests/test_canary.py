@@ -65,6 +65,13 @@ reading(environment={name: os.environ[name] for name in os.environ if name.start
     assert not {"NCCL_IB_DISABLE", "NCCL_NET"} & told.keys()
 
 
+def test_a_network_of_the_site_is_not_looked_for_within_the_node(tmp_path, monkeypatch):
+    """Where it names one, as clouds do, NCCL would end for want of it: its plugin is left out."""
+    monkeypatch.setenv("NCCL_NET", "gIB")
+    outcome = done(tmp_path, "reading(environment={'net': os.environ['NCCL_NET']})")
+    assert outcome.readings[0]["environment"] == {"net": "Socket"}
+
+
 def test_a_child_that_does_its_work(tmp_path):
     """Its readings are handed on as it told them; its settings and environment are its own."""
     outcome = done(
@@ -281,6 +288,11 @@ class cuda:
             ),
             "skipped",
             ["/dev/shm"],
+        ),
+        (
+            CUDA.format("Error 804: forward compatibility was attempted on non supported HW"),
+            "skipped",
+            ["does not fit driver or GPU"],
         ),
         (CUDA.format("CUDA error: device(s) is/are busy or unavailable"), "skipped", ["in use"]),
         (CUDA.format("The NVIDIA driver on your system is too old"), "skipped", ["newer driver"]),

@@ -202,6 +202,20 @@ def test_a_process_that_comes_ends_the_run(host):
     assert not Path(f"/proc/{canary}").exists()
 
 
+@pytest.mark.parametrize("host", [3], indirect=True)
+def test_a_job_that_begins_ends_all_that_is_to_come(host):
+    """It may have no process on a GPU yet; the canary that runs is ended, and none follows."""
+    host.interpreter(LASTS)
+    with host.command("matmul", "--json") as command:
+        wait_for(lambda: children_named(command.pid, "program.py"))
+        (host.procfs / "20").mkdir()
+        (host.procfs / "20/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_9/step_0\n")
+        output, _ = command.communicate(timeout=60)
+    results = json.loads(output)
+    assert [one["result"] for one in results] == ["aborted", "skipped", "skipped"]
+    assert {one["detail"] for one in results} == {"a job of Slurm runs here: 9"}
+
+
 @pytest.mark.parametrize("host", [6], indirect=True)
 def test_a_pause_ends_all_that_is_to_come(host):
     """Of many GPUs the one that runs is the last; none begins after the word."""

@@ -116,6 +116,19 @@ def test_what_is_not_believed_is_run_again(daemon):
     assert daemon.jobs[-1][0]["canaries"] == ["matmul"]
 
 
+def test_copies_to_the_host_are_not_measured_beside_a_job(daemon, monkeypatch):
+    """GPUs share bridges: one that is slow beside a neighbour's job is no slow GPU."""
+    monkeypatch.setattr(daemon.runner, "_idle", lambda: {0: True, 1: False})
+    daemon.live(60)
+    assert daemon.jobs[0][0]["canaries"] == ["matmul"]
+    assert daemon.skips[0] == ("pcie", 0, "busy")
+    daemon.runner.take([OK])
+    daemon.end()
+    monkeypatch.setattr(daemon.runner, "_idle", lambda: {0: True, 1: None})
+    daemon.live(60)
+    assert daemon.jobs[1][0]["canaries"] == ["matmul", "pcie"]
+
+
 def test_a_sum_of_some_gpus_is_taken_again_of_those(daemon, monkeypatch):
     """One of a part of the node says nothing of the whole; one of all is as the turn of all."""
     gpus = [Entity("gpu", str(number)) for number in range(4)]

@@ -40,7 +40,6 @@ from gpuwatch.session import Result, Session
 from gpuwatch.startup import validate
 
 TIMEOUT_SECONDS = 5.0
-ASK_SECONDS = 0.5  # how often it is looked whether canaries are to run no more
 BUDGET_SECONDS = 15.0
 AROUND_SECONDS = 1.0  # of it: for this program to begin, and for the last worker to leave
 LEAST_SECONDS = 10.0  # for a driver to answer
@@ -202,17 +201,19 @@ def _results(
                 force=arguments.force,
                 side_by_side=arguments.between_jobs,
                 sysfs=sysfs,
-                stop=_Stop(state, released, end),
+                stop=_Stop(state, released, end, canary_host.NewJob(procfs)),
             )
             for name in names:
                 yield from session.run(name)
 
 
 class _Stop:
-    """Says why canaries must run no more: they were paused meanwhile, or the budget is used up."""
+    """Says why canaries must run no more: paused meanwhile, a job, or the budget is used up."""
 
-    def __init__(self, state: Path, released: frozenset[str], end: float) -> None:
-        self._state, self._released, self._end = state, released, end
+    def __init__(
+        self, state: Path, released: frozenset[str], end: float, job: canary_host.NewJob
+    ) -> None:
+        self._state, self._released, self._end, self._job = state, released, end, job
         self._asked = time.monotonic()
         self._why: Obstacle | None = None
 
@@ -220,12 +221,12 @@ class _Stop:
         now = time.monotonic()
         if now > self._end:
             return Obstacle("other", USED_UP)
-        if now - self._asked > ASK_SECONDS:
+        if now - self._asked > canary_host.ASK_SECONDS:
             self._asked = now
             with suppress(GpuwatchError):
                 _, released = kept(self._state)
                 self._why = host_reason(Host(released=released - self._released))
-        return self._why
+        return self._why or self._job()
 
 
 def _gpus(arguments: Namespace) -> list[int]:
