@@ -113,7 +113,9 @@ def _used(seen: Seen) -> str:
 
 
 def intruder(seen: Seen, ours: Callable[[int], bool]) -> str:
-    """Return who else is on a GPU while a canary runs there, "" if nobody is."""
+    """Return who else is on a GPU while a canary runs there, or is to be; "" if nobody is."""
+    if seen.compute_mode not in ("default", ""):
+        return f"compute mode was set to {seen.compute_mode.replace('_', ' ')}"
     if seen.processes is None:
         return "the driver does not tell its processes any more"
     others = sorted(pid for pid in seen.processes if not ours(pid))

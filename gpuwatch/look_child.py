@@ -40,14 +40,11 @@ def main() -> int:
     settings = json.load(sys.stdin.buffer)
     try:
         handles = _open(settings)
-        modes = {name: _modes(handle) for name, handle in handles.items()}
         slow: dict[str, dict[str, Any]] = {}
         for number in itertools.count():
             if number % EVERY == 0:
                 slow = {name: _slow_look(handle) for name, handle in handles.items()}
-            seen = {
-                name: _look(handle) | slow[name] | modes[name] for name, handle in handles.items()
-            }
+            seen = {name: _look(handle) | slow[name] for name, handle in handles.items()}
             _say({"time_ns": monotonic_ns(), "seen": seen})
             time.sleep(settings["period_seconds"])
     except pynvml.NVMLError as error:
@@ -119,21 +116,15 @@ def _application_clocks(gpu: Any) -> str | None:
 
 def first_look(gpu: Any) -> dict[str, Any]:
     """Return all that `busy.Seen` has."""
-    return _look(gpu) | _slow_look(gpu) | _modes(gpu)
-
-
-def _modes(gpu: Any) -> dict[str, Any]:
-    """Return what nobody changes under a canary."""
-    mode = ask(lambda: pynvml.nvmlDeviceGetComputeMode(gpu))
-    return {
-        "compute_mode": COMPUTE_MODES.get(-1 if mode is None else mode, ""),
-        "mig": bool(ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
-    }
+    return _look(gpu) | _slow_look(gpu)
 
 
 def _slow_look(gpu: Any) -> dict[str, Any]:
     """Return what changes slowly or takes the GPU a moment; it is told until the next."""
+    mode = ask(lambda: pynvml.nvmlDeviceGetComputeMode(gpu))
     return {
+        "compute_mode": COMPUTE_MODES.get(-1 if mode is None else mode, ""),
+        "mig": bool(ask(lambda: pynvml.nvmlDeviceGetMigMode(gpu)[0])),
         "utilization_ratio": ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
         "memory_used_bytes": ask(lambda: memory(gpu)[0]),
         "margin_celsius": ask(lambda: pynvml.nvmlDeviceGetMarginTemperature(gpu)),

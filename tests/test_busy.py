@@ -72,6 +72,8 @@ def test_who_comes_while_a_canary_runs():
     assert intruder(seen, {7, 9}.__contains__) == ""
     assert intruder(seen, {7}.__contains__) == "process 9 came"
     assert "does not tell" in intruder(dataclasses.replace(IDLE, processes=None), bool)
+    alone = dataclasses.replace(seen, compute_mode="exclusive_process")
+    assert intruder(alone, {7, 9}.__contains__) == "compute mode was set to exclusive process"
 
 
 def test_jobs_are_found_by_group_and_environment(tmp_path):

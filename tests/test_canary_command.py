@@ -188,17 +188,25 @@ def test_a_scheduler_s_job_is_left_alone(host, capsys, monkeypatch):
     assert host.run(capsys, "startup", "--gpu", "0")[0] == 0
 
 
-def test_a_process_that_comes_ends_the_run(host):
+@pytest.mark.parametrize(
+    ("call", "value", "detail"),
+    [
+        ("nvmlDeviceGetComputeRunningProcesses", PROCESS, "process 1 came"),
+        # A prolog's: the job's own context would fail beside ours.
+        ("nvmlDeviceGetComputeMode", 3, "compute mode was set to exclusive process"),
+    ],
+)
+def test_a_process_that_comes_ends_the_run(host, call, value, detail):
     """The canary is gone soon after somebody else is on its GPU, and gives no value."""
     host.interpreter(LASTS)
     with host.command("matmul", "--gpu", "0", "--json") as command:
         (canary,) = wait_for(lambda: children_named(command.pid, "program.py"))
-        host.node.now("nvmlDeviceGetComputeRunningProcesses", dev=0, val=PROCESS)
+        host.node.now(call, dev=0, val=value)
         output, _ = command.communicate(timeout=60)
     assert command.returncode == 3
     (result,) = json.loads(output)
     assert (result["result"], result["value"]) == ("aborted", None)
-    assert result["detail"] == "GPU 0: process 1 came"
+    assert result["detail"] == f"GPU 0: {detail}"
     assert not Path(f"/proc/{canary}").exists()
 
 
