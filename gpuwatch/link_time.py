@@ -150,7 +150,8 @@ class LinkTime:
         for the second after it too, while the gap lasts. Hardware counters tell of the tick itself.
         """
         put, tick_ns = self._ledger.put, tick.end_ns - tick.start_ns
-        at_once = NVLINK_RAW[0] in windows
+        raw = windows.get(NVLINK_RAW[0])
+        at_once = raw is not None and raw.covered_ns > 0  # else another has taken the counters
         moved = max(risen(windows, name) for name in (NVLINK_RAW if at_once else NVLINK))
         span_ns = tick_ns if at_once else NVLINK_READ_NS
         put(NVLINK_MOVED, moved)

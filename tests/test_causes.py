@@ -536,6 +536,17 @@ def test_hardware_counters_tell_of_nvlink_tick_by_tick():
     assert dict(found)["nvlink"] == pytest.approx(60 * 0.88 / 240, abs=0.01)
 
 
+def test_nvml_tells_of_nvlink_while_another_has_the_hardware_counters():
+    """Their columns are still there then, and nothing is known of them."""
+    raw = ("gpu_nvlink_raw_received_bytes_total", "gpu_nvlink_raw_transmitted_bytes_total")
+
+    def taken(number):
+        tick = nvlink(number)
+        return tick | {GPU: tick[GPU] | dict.fromkeys(raw)}
+
+    assert told((120, WORKS), (120, taken)) == told((120, WORKS), (120, nvlink)) != []
+
+
 def test_who_waits_after_a_job_s_end_does_not_wait_for_the_network():
     """Packets to peers that have ended are lost, and nobody needs them."""
     ends = port(rdma_queue_pairs=0.0, rdma_packet_sequence_errors_total=Rise(100.0))
