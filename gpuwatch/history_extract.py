@@ -19,8 +19,10 @@ from gpuwatch.extract import (
     event_moment,
 )
 from gpuwatch.history import FOREVER_NS, ROWS, SORT, History, offset_ns
-from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Kind
+from gpuwatch.signals import UNKNOWN_GAUGE, UNKNOWN_INTEGER, Column, Entity, Kind
 from gpuwatch.window import TICK_NS
+
+_Key = tuple[Entity, str, Kind, str]
 
 
 class HistoryExtract(Extract):
@@ -42,8 +44,13 @@ class HistoryExtract(Extract):
             raise RecordingError(fault)
         labels = {info.entity: info.labels for head in heads for info in head.entities}
         super().__init__(path, choice, heads[-1], labels)
-        columns = dict.fromkeys(column for head in heads for column in head.rings[0].columns)
-        found = Table(SORT, tuple(columns), (), TICK_NS, TICK_NS)
+        columns: dict[_Key, Column] = {}
+        for head in heads:
+            for column in head.rings[0].columns:
+                other = columns.setdefault(_key(column), column)
+                if abs(column.signal.scale) < abs(other.signal.scale):  # whole counts stay whole
+                    columns[_key(column)] = column
+        found = Table(SORT, tuple(columns.values()), (), TICK_NS, TICK_NS)
         self.tables = list(chosen_tables([found], choice, labels, path).values())
 
     def there(self) -> tuple[int, int] | None:
@@ -68,17 +75,18 @@ class HistoryExtract(Extract):
 
     def _cells(self, columns: tuple[Column, ...], block: RowsBlock) -> list[Array]:
         """Return the cells of the table's columns, unknown where this file has no such column."""
-        places = {column: place for place, column in enumerate(columns)}
+        places = {_key(column): place for place, column in enumerate(columns)}
         integers = block.rows["integers"].shape[1]
         cells = []
         for column in self.tables[0].columns:
-            place = places.get(column)
+            place = places.get(_key(column))
             if place is None:
                 gauge = column.signal.kind is Kind.GAUGE
                 unknown = np.float32(UNKNOWN_GAUGE) if gauge else np.int64(UNKNOWN_INTEGER)
                 cells.append(np.full(len(block.rows), unknown))
             elif place < integers:
-                cells.append(block.rows["integers"][:, place])
+                counts = block.rows["integers"][:, place]
+                cells.append(_rescaled(counts, columns[place].signal.scale, column.signal.scale))
             else:
                 cells.append(block.rows["gauges"][:, place - integers])
         return cells
@@ -100,3 +108,17 @@ class _Files(History):
         if self.directory.is_file():
             return [self.directory]
         return super()._files(from_ns, to_ns)
+
+
+def _key(column: Column) -> _Key:
+    """Return what makes columns of two files one: sources of a counter may differ in its scale."""
+    return column.entity, column.name, column.signal.kind, column.signal.unit
+
+
+def _rescaled(counts: Array, scale: float, other: float) -> Array:
+    """Return counts of `scale` as counts of another scale."""
+    if scale == other or not other:
+        return counts
+    rescaled = counts * (scale / other)
+    fits = (counts != UNKNOWN_INTEGER) & (np.abs(rescaled) < 2.0**63)
+    return np.where(fits, np.rint(np.where(fits, rescaled, 0.0)).astype(np.int64), UNKNOWN_INTEGER)

@@ -22,9 +22,11 @@ from gpuwatch import cli, exports
 from gpuwatch.clock import SECOND_NS, ClockTriple, wall_ns
 from gpuwatch.codec import Head, RowsBlock
 from gpuwatch.extract import Choice, full_names
+from gpuwatch.gpu_signals import NVLINK_RECEIVED
 from gpuwatch.history import History
 from gpuwatch.history_writer import Batch, HistoryWriter
 from gpuwatch.paths import BUNDLED_RECORDING
+from gpuwatch.pm_signals import NVLINK_DATA
 from gpuwatch.recording import RecordingReader, RecordingWriter
 from gpuwatch.recording_extract import RecordingExtract
 from gpuwatch.ring import RingSchema
@@ -554,6 +556,26 @@ def test_history_over_a_reboot_is_in_wall_time(tmp_path):
         assert energy.value(at[2]) == 1.0
         assert energy.value(at[3]) == 2.0
         assert math.isnan(energy.value(at[4]))
+
+
+def test_a_counter_of_two_sources_is_one_column(tmp_path):
+    """NVML counts NVLink's bytes by the KiB, hardware counters one by one."""
+    directory = tmp_path / "history"
+    directory.mkdir()
+    heads = []
+    for number, signal in enumerate((NVLINK_RECEIVED, NVLINK_DATA[0], NVLINK_RECEIVED)):
+        schema = RingSchema("history", "history", "history", (Column(GPU, signal),), TICK_NS)
+        heads.append(head_of(schema, start_ns=START + number * SECOND_NS))
+        cells = [np.array([number * 102400.0]), np.array([math.nan])]
+        times = [heads[-1].start_ns + TICK_NS, heads[-1].start_ns + 2 * TICK_NS]
+        writer = HistoryWriter(directory, "b")
+        assert writer.write(Batch(heads[-1], times, cells, [np.array([])] * 2, [])) == 2
+        writer.close()
+    code, told, _ = gpuwatch(directory, "--to", "csv", "--output", "-")
+    header, *lines = csv.reader(told.splitlines())
+    assert code == 0
+    assert header[2:] == ['gpu_nvlink_received_bytes_total{gpu="0"}']
+    assert [line[2] for line in lines] == ["0", "", "102400", "", "204800", ""]
 
 
 def test_one_file_of_history_alone(tmp_path):
