@@ -22,12 +22,12 @@ from gpuwatch import byte_history
 from gpuwatch.byte_history import ByteHistory
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.codec import Constants, Head
-from gpuwatch.history import FILE_NS, SORT
+from gpuwatch.history import FILE_NS, SINCE_START, SORT
 from gpuwatch.history_writer import Batch, HistoryWriter, columns_of
 from gpuwatch.kernel_log import XID
 from gpuwatch.quota import Limits, is_full, sweep
 from gpuwatch.ring import RingSchema
-from gpuwatch.signals import Column, Entity, Event, Kind, Total
+from gpuwatch.signals import Column, Entity, Event, Kind
 from gpuwatch.source import EntityInfo
 from gpuwatch.window import TICK_NS, Floats, Tick, Window
 
@@ -117,8 +117,8 @@ class Archive:
         They count from different numbers, and each change would look like a rise.
         """
         key = entity, name
-        total = self._columns[key].signal.total
-        if total not in (Total.COVERED, Total.INCREASE) or math.isnan(window.last):
+        since_start = self._columns[key].signal.total in SINCE_START
+        if not since_start or math.isnan(window.last):
             return window.last
         self._risen[key] = self._risen.get(key, 0.0) + window.increase
         return self._risen[key]

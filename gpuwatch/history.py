@@ -7,7 +7,8 @@ offset between the monotonic and the wall clock: whatever changes one of them be
 A cell is the smallest honest form of what a signal did in its quarter second:
 
 - gauge: the time-weighted mean over the time with a known value;
-- counter: the hardware's count at the end;
+- counter: the hardware's count at the end, or what it has risen by since the daemon's start, for
+  signals whose total is one of `SINCE_START`: such a one falls only where another daemon begins;
 - bits: for each declared bit a gauge, the share of the known time in which it was set.
 
 Unknown cells are NaN. Where there are no rows nobody watched, or a file was cut short.
@@ -35,7 +36,7 @@ from gpuwatch.codec import (
 )
 from gpuwatch.errors import RecordingError
 from gpuwatch.quota import stamped_ns
-from gpuwatch.signals import Column, Entity, Event
+from gpuwatch.signals import Column, Entity, Event, Total
 from gpuwatch.window import TICK_NS
 
 SORT = "history"
@@ -43,6 +44,7 @@ HEAD, ROWS, EVENTS = b"HEAD", b"ROWS", b"EVNT"
 SUFFIX = ".gwh"
 FILE_NS = 3600 * SECOND_NS
 FOREVER_NS = 2**63 - 1
+SINCE_START = (Total.COVERED, Total.INCREASE)  # each daemon counts these from 0
 
 T = TypeVar("T")
 

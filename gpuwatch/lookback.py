@@ -16,7 +16,7 @@ from gpuwatch import byte_history
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.errors import GpuwatchError
 from gpuwatch.feeders import coarser
-from gpuwatch.history import FOREVER_NS, History, Piece
+from gpuwatch.history import FOREVER_NS, SINCE_START, History, Piece
 from gpuwatch.ring import RingReader, RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Entity, Kind, column_name
 from gpuwatch.summation import HOLD_PERIODS, row_dtype
@@ -255,7 +255,8 @@ class _Cells:
         kept = len(self._times)
         times = np.concatenate([self._times, times])
         counts = np.concatenate([self._counts, values[self._counters]], axis=1)
-        put_rates(self._timeline, lines, times, counts, HOLD_PERIODS * TICK_NS, kept)
+        hold_ns = HOLD_PERIODS * TICK_NS
+        put_rates(self._timeline, lines, times, counts, hold_ns, kept, SINCE_START)
         self._times, self._counts = times[-HOLD_PERIODS:], counts[:, -HOLD_PERIODS:]
 
 

@@ -9,7 +9,7 @@ Times are wall time in nanoseconds; values are float64 in the signal's unit, NaN
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpuwatch.cells import FINITE, MARKER
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS
 from gpuwatch.errors import RequestError
-from gpuwatch.signals import Column, Entity, Kind, Signal, column_name
+from gpuwatch.signals import Column, Entity, Kind, Signal, Total, column_name
 from gpuwatch.summation import HOLD_PERIODS
 from gpuwatch.window import TICK_NS, Floats
 
@@ -268,11 +268,13 @@ def put_rates(
     counts: Floats,
     hold_ns: int,
     fresh: int,
+    recounted: Collection[Total] = (),
 ) -> None:
     """Put the rates of counters between two reads that are at most `hold_ns` apart.
 
     `counts` has a line for each of `lines`. Stretches up to rows before number `fresh` were put
-    already. A counter that fell was reset, and has risen from 0 since.
+    already. A counter that fell was reset, and has risen from 0 since; one whose total is among
+    `recounted` may have been counted from earlier on by another, so its rate is not known there.
     """
     known = np.isfinite(counts)
     whole = known.all(axis=1)
@@ -284,7 +286,9 @@ def put_rates(
         at, read = times[some], counts[np.ix_(chosen, some)]
         spans = np.diff(at)
         fits = (spans > 0) & (spans <= hold_ns) & (np.flatnonzero(some)[1:] >= fresh)
-        rises = np.where(read[:, 1:] < read[:, :-1], read[:, 1:], np.diff(read, axis=1))
+        anew = np.array([[lines[index].signal.total in recounted] for index in chosen])
+        resets = np.where(anew, math.nan, read[:, 1:])
+        rises = np.where(read[:, 1:] < read[:, :-1], resets, np.diff(read, axis=1))
         rates = rises[:, fits] / (spans[fits] / SECOND_NS)
         keys = [lines[index].key for index in chosen]
         timeline.put_rates(keys, at[:-1][fits], at[1:][fits], rates)

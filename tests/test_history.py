@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import wait_for
-from ticks import node, window
+from ticks import Rise, node, window
 
 from gpuwatch import archive, config
 from gpuwatch.archive import Archive
@@ -22,10 +22,13 @@ from gpuwatch.clock import SECOND_NS, ClockTriple, read_clocks
 from gpuwatch.codec import Head
 from gpuwatch.history import FILE_NS, History
 from gpuwatch.history_writer import Batch, HistoryWriter
+from gpuwatch.lookback import Lookback
+from gpuwatch.pm_signals import DRAM_READ
 from gpuwatch.quota import Limits, stamp, sweep
 from gpuwatch.ring import RingSchema
 from gpuwatch.signals import Column, Entity, Event, Kind, Signal
 from gpuwatch.source import EntityInfo
+from gpuwatch.timeline import Grid, Timeline
 from gpuwatch.window import TICK_NS, Tick
 
 GPU, OTHER = Entity("gpu", "0"), Entity("gpu", "1")
@@ -236,6 +239,24 @@ def test_a_restart_goes_on_where_rows_end(tmp_path, fast):
     with archived(tmp_path, boot_id="another") as made:  # the clock began anew
         feed(made, range(20))
     assert len(read(tmp_path)[1]) == 170
+
+
+def test_no_rate_is_made_of_what_a_daemon_counted_before_a_crash(tmp_path, fast, monkeypatch):
+    """The next one counts from 0, and from the rows on that the rings still have."""
+    monkeypatch.setattr(archive, "read_clocks", lambda: NOON)
+    rate, name = 1e12, DRAM_READ.name
+    risen = {GPU: {name: Rise(rate * TICK_NS / SECOND_NS)}}
+    for numbers in (range(400), range(240, 480)):
+        with archived(tmp_path, columns=[Column(GPU, DRAM_READ)]) as made:
+            for number in numbers:
+                made.add(node(START + number * TICK_NS, risen))
+    _, times = read(tmp_path)
+    assert len(times) == 480
+    timeline = Timeline(Grid(int(times[0]), TICK_NS, 479))
+    chosen = {"entities": None, "signals": [name]}
+    Lookback().put(timeline, lambda line: True, [], str(tmp_path / "history"), **chosen)
+    (line,) = timeline.series()
+    assert line["mean"] == [*[rate] * 399, None, *[rate] * 79]
 
 
 def test_new_columns_begin_a_new_file(tmp_path, fast):
