@@ -2,7 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 
+from gpuwatch.dense import is_dense
+from gpuwatch.ring import RingSchema
 from gpuwatch.signals import Column, Entity, Kind
+
+
+def pace_ns(schema: RingSchema) -> int:
+    """Return the period by which a ring is finer than others, in ns: 0 if hardware samples it.
+
+    While that delivers others are not asked, whatever their period.
+    """
+    return 0 if is_dense(schema) else schema.period_ns
 
 
 def coarser(rings: Iterable[tuple[Sequence[Column], int]]) -> list[set[int]]:

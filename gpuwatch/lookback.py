@@ -15,7 +15,7 @@ import numpy as np
 from gpuwatch import byte_history
 from gpuwatch.clock import MILLISECOND_NS, SECOND_NS, read_clocks
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.feeders import coarser
+from gpuwatch.feeders import coarser, pace_ns
 from gpuwatch.history import FOREVER_NS, SINCE_START, History, Piece
 from gpuwatch.ring import RingReader, RingSchema
 from gpuwatch.signals import UNKNOWN_INTEGER, Entity, Kind, column_name
@@ -129,23 +129,26 @@ class Lookback:
         """
         grid, offset_ns = timeline.grid, self.offset_ns
         since: dict[Key, int] = {}
-        reached = []
+        reached, sources = [], []
+        spare = Timeline(grid)  # counters that a finer ring has too: for where it has nothing
         beats = max((ring.reader.heartbeat_ns for ring in rings), default=0) - ALIVE_NS
         # One that has ended leaves its counters to others, as it does in windows.
         told = [
             ring.schema.columns if ring.reader.heartbeat_ns > beats and not ring.ended else ()
             for ring in rings
         ]
-        periods = [ring.schema.period_ns for ring in rings]
-        left = coarser(zip(told, periods, strict=True))
+        paces = [pace_ns(ring.schema) for ring in rings]
+        left = coarser(zip(told, paces, strict=True))
         for ring, places in zip(rings, left, strict=True):
-            indices = [
-                index
-                for index, line in enumerate(ring.lines)
-                if wanted(line) and index not in places
-            ]
-            oldest_ns = ring.oldest_ns if indices else None
+            chosen_here = [index for index, line in enumerate(ring.lines) if wanted(line)]
+            indices = [index for index in chosen_here if index not in places]
+            oldest_ns = ring.oldest_ns if chosen_here else None
             if oldest_ns is None:
+                continue
+            sources = ["ring"]
+            if len(indices) < len(chosen_here):
+                ring.put(spare, [index for index in chosen_here if index in places], offset_ns)
+            if not indices:
                 continue
             start_ns = oldest_ns + offset_ns
             for index in indices:
@@ -154,7 +157,6 @@ class Lookback:
             reached.append(ring.put(timeline, indices, offset_ns) + offset_ns)
         newest_ns = max(reached, default=0)
         until_ns = min((ns for ns in reached if ns > newest_ns - ALIVE_NS), default=0)
-        sources = ["ring"] if since else []
         finer: dict[Key, int] = {}
         if history and grid.step_ns < TICK_NS:
             finer = _put_bytes(timeline, Path(history) / byte_history.NAME, since, chosen)
@@ -173,6 +175,7 @@ class Lookback:
                 cells.add(piece)
             if cells:
                 cells.flush()
+        timeline.fill(spare)
         if cells or finer:
             sources = ["history", *sources]
         return Looked("+".join(sources), until_ns)

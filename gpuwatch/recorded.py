@@ -22,7 +22,7 @@ from gpuwatch.codec import (
 )
 from gpuwatch.courses import Course, courses_from_json
 from gpuwatch.errors import RecordingError
-from gpuwatch.feeders import coarser
+from gpuwatch.feeders import coarser, pace_ns
 from gpuwatch.recording import ALERTS, CANARIES, END, HEAD, ROWS, SLICE_NS, SORT
 from gpuwatch.ring import SHAPE_ERRORS, RingSchema
 from gpuwatch.signals import Entity, valid
@@ -92,7 +92,7 @@ class Recorded:
 
         A counter that a finer ring has too is put where that one has no rows.
         """
-        left = coarser((schema.columns, schema.period_ns) for schema in self.head.rings)
+        left = coarser((schema.columns, pace_ns(schema)) for schema in self.head.rings)
         for ring, (schema, lines) in enumerate(zip(self.head.rings, self.lines, strict=True)):
             chosen = [index for index, line in enumerate(lines) if wanted(line)]
             finer = {
@@ -125,7 +125,7 @@ class Recorded:
         return {
             place.floor_ns
             for other, places in zip(self.head.rings, self._places, strict=True)
-            if other.period_ns < schema.period_ns
+            if pace_ns(other) < pace_ns(schema)
             and any((one.entity, one.name) == (entity, name) for one in other.columns)
             for place in places
         }

@@ -129,6 +129,18 @@ class Timeline:
         self._rates.update(keys)
         self.put(keys, starts, ends, rates)
 
+    def fill(self, other: "Timeline") -> None:
+        """Take the rates of another timeline of this grid for time of which nothing is known here.
+
+        Of a step that is known in part they stand for the rest.
+        """
+        where = self._where([*other._numbers])
+        self._rates |= other._rates
+        room = np.clip(self.grid.step_ns - self._covered[where], 0.0, other._covered)
+        share = np.divide(room, other._covered, out=np.zeros_like(room), where=room > 0)
+        self._integral[where] += other._integral * share
+        self._covered[where] += room
+
     def put_bit(self, key: Key, like: Key) -> None:
         """Begin the line of a bit that was never set where that of its set `like` is known."""
         if key not in self._numbers:
