@@ -250,9 +250,10 @@ class Watched:
         now = read_clocks()
         shift_ns = now.monotonic_ns - now.realtime_ns
         newest_ns = drained.samples[-1].end_ns + shift_ns
-        # The newest is of the drain itself, else the wall clock was moved meanwhile.
+        # The newest is of the drain itself, else the wall clock was moved meanwhile. After an
+        # overflow the oldest are left, of whenever the buffer was emptied last.
         oldest_ns = began_ns - STALE_NS - 2 * self.period_ns
-        if not oldest_ns < newest_ns <= now.monotonic_ns:
+        if not oldest_ns < newest_ns <= now.monotonic_ns and not drained.overflow:
             shift_ns += now.monotonic_ns - newest_ns
         for sample in drained.samples:
             time_ns = sample.end_ns + shift_ns

@@ -19,6 +19,7 @@ from running import Running, wait_for
 from test_check import check
 
 from gpuwatch import pulse as page
+from gpuwatch.clock import read_clocks
 from gpuwatch.control import request
 from gpuwatch.cupti import FIELDS, Cupti, size_of, struct_of
 from gpuwatch.cupti_library import Library, choose, toolkits, wheels
@@ -26,7 +27,7 @@ from gpuwatch.errors import SourceUnsupported
 from gpuwatch.pm_clock import SysClock
 from gpuwatch.pm_metrics import METRICS
 from gpuwatch.pm_metrics import choose as fit
-from gpuwatch.pm_session import Sample, buffer_bytes
+from gpuwatch.pm_session import Drained, Sample, Session, buffer_bytes
 from gpuwatch.pulse import Pulse
 from gpuwatch.ring import RingReader
 from gpuwatch.sampler import probe
@@ -469,6 +470,27 @@ def test_rows_go_on_where_the_wall_clock_was_moved(
     assert min(np.diff([first, *times])) > 0
     assert start_ns - 50 * MS < times[0] < times[-1] <= time.monotonic_ns()
     assert len(times) > 20
+
+
+def test_what_an_overflow_leaves_is_told_at_its_own_time(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that was not emptied for long has the oldest: nobody has moved the wall clock."""
+    _, opened = alone
+    source, found = opened()
+    (group,) = found.groups
+    width = len(group.columns)
+    clocks = read_clocks()
+    first_ns = clocks.realtime_ns - 5 * SECOND
+    samples = [
+        Sample(first_ns + n * MS, first_ns + (n + 1) * MS, [1.0] * width) for n in range(1500)
+    ]
+    monkeypatch.setattr(Session, "drain", lambda self: Drained(samples, overflow=True))
+    times = [time_ns for time_ns, _ in group.rows(0)]
+    expected = clocks.monotonic_ns - 5 * SECOND + MS
+    assert times[0] == pytest.approx(expected, abs=20 * MS)
+    assert times[-1] - times[0] == 1499 * MS
+    assert source.findings.errors == {"overflow": 1}
 
 
 def gathered(group: Any, seconds: float) -> tuple[Any, Any]:
