@@ -145,7 +145,12 @@ class RingWindows:
         return int(counts[-1]) if len(counts) else self._cells.last[index]
 
     def close(self, tick: Tick) -> None:
-        """Sum up the rows before the tick's end and put the windows into the tick."""
+        """Sum up the rows before the tick's end and put the windows into the tick.
+
+        Rows of a `dense` ring from before the tick are in no window: their time is uncovered.
+        """
+        if self.dense:
+            self._pass_over(tick.start_ns)
         oldest_ns = self.oldest_ns
         if oldest_ns is not None and oldest_ns < tick.end_ns:
             rows = self._sum_up(tick)
@@ -155,6 +160,24 @@ class RingWindows:
         self._ticks += 1
         if self._ticks % CALIBRATION_TICKS == 0:
             self._calibrate()
+
+    def _pass_over(self, start_ns: int) -> None:
+        """Let counters go on from the newest row before a tick, as if all before it were closed.
+
+        Those rows came after a stall, or while nobody planned to read: another ring may have told
+        of the same bytes, and minutes of them would look like the work of one tick.
+        """
+        newest = int(self._rows["time_ns"].searchsorted(start_ns)) - 1
+        if newest < 1:
+            return
+        counts = self._rows["integers"][: newest + 1]
+        for index, known in enumerate((counts != UNKNOWN_INTEGER).T):
+            if known.any():
+                self._cells.last[index] = int(counts[known, index][-1])
+        self._rows, self._held = self._rows[newest:], None
+        if math.isnan(self._rows["late"][0]):
+            self._slots.rest()
+            self.ended = len(self._rows) == 1
 
     def _sum_up(self, tick: Tick) -> Rows:
         """Sum up a tick with rows."""

@@ -169,6 +169,49 @@ def test_one_counter_has_one_feeder_at_a_time():
     assert totals.uncovered_ns[GPU, RECEIVED] > 0
 
 
+def test_rows_that_come_after_their_tick_was_closed_are_in_no_total():
+    """What another source has told of meanwhile is not counted again, and no load has it."""
+    fine, slow = RingWindows(SCHEMA), RingWindows(SLOW)
+    totals, loads = Totals(), 0
+    totals.attach([*SCHEMA.columns, *SLOW.columns])
+    # 1.024 MB each millisecond, of which the fine one tells late from the first second on.
+    rows = steady(6000, read=10**9, copied=1_024_000)
+    reads = [(START + n * 100 * MS, (n * 102_400_000,), ()) for n in range(10, 30)]
+    slow.add(pack(SLOW, reads).tobytes())
+    fine.add(rows[:1000].tobytes())
+    for number in range(24):
+        if number == 14:
+            fine.add(rows[1000:].tobytes())
+        tick = Tick(START + number * TICK_NS, START + (number + 1) * TICK_NS)
+        tick.constants[GPU] = {DRAM_LIMIT.name: 4e12}
+        for ring in (fine, slow):
+            ring.close(tick)
+        totals.add(tick)
+        found = tick.histograms.get(GPU, {}).get("gpu_dram_load_ratio")
+        loads += sum(found.nanoseconds) if found else 0
+    # In seconds: the first one, what the slow one has seen from 1.0 to 2.9, and from 3.5 on.
+    assert totals.counters[GPU, RECEIVED] / 1.024e9 == pytest.approx(0.999 + 1.9 + 2.5)
+    assert totals.counters[GPU, "gpu_dram_read_bytes_total"] == pytest.approx(3.499e12)
+    assert totals.uncovered_ns[GPU, "gpu_dram_read_bytes_total"] == 2500 * MS - 1 * MS
+    assert loads == 3499 * MS
+
+
+def test_rows_that_say_late_that_nothing_is_read_are_heard():
+    """A ring that rests is not waited for, and the next row begins anew."""
+    windows = RingWindows(SCHEMA)
+    summed(windows, steady(200), 2)
+    rest = pack(SCHEMA, [(START + 300 * MS, (UNKNOWN_INTEGER,) * COUNTERS, (UNKNOWN_GAUGE,) * 4)])
+    rest["late"] = math.nan
+    windows.add(rest.tobytes())
+    windows.close(Tick(START + 2 * TICK_NS, START + 3 * TICK_NS))
+    assert windows.ended
+    windows.add(steady(250, first=1000, read=10**9).tobytes())
+    tick = Tick(START + 4 * TICK_NS, START + 5 * TICK_NS)
+    windows.close(tick)
+    window = tick.windows[GPU]["gpu_dram_read_bytes_total"]
+    assert (window.covered_ns, window.missing) == (TICK_NS, 0)
+
+
 def test_the_clock_that_hardware_counts_feeds_its_histogram_alone(monkeypatch):
     """The one that the driver tells gives way, so that no microsecond is counted twice."""
     tick = summed(RingWindows(SCHEMA), steady(250), 1)[0]

@@ -400,6 +400,33 @@ def test_a_source_whose_child_died_is_down(tmp_path):
     assert np.isnan(clock(ticks[1]).last)
 
 
+@pytest.mark.parametrize("known_before", [True, False])
+def test_what_was_sampled_before_a_standby_is_in_no_tick_after_it(tmp_path, known_before):
+    """Nor is it where the daemon was started meanwhile, and has seen the rows in standby alone."""
+    duty = Duty(tmp_path, "pm", source="pm", delivery_ns=500 * MS)
+    writer, feed = duty.writers[FIRST], feed_of(tmp_path, sources={"pm": "pm"})
+    duty.sample(BASE + 4 * SECOND)
+    if known_before:
+        feed.poll(BASE + 4 * SECOND)
+    duty.sample(BASE + 5 * SECOND)
+    writer.append(BASE + 5 * SECOND, math.nan, 0.0, (UNKNOWN_INTEGER, UNKNOWN_GAUGE))
+    duty.announce("standby")
+    writer.advance(BASE + 10 * SECOND)
+    feed.poll(BASE + 10 * SECOND)
+    duty.announce()
+    duty.sample(BASE + 20 * SECOND, start_ns=BASE + 15 * SECOND)
+    ticks = [tick for _ in range(3) for tick in feed.poll(BASE + 20 * SECOND)]
+    ticks = [tick for tick in ticks if tick.end_ns > BASE + 10 * SECOND]
+
+    counts = [tick.windows[Entity("gpu", "1")]["things_total"] for tick in ticks]
+    covered = [count.covered_ns for count in counts]
+    assert covered == [0] * 20 + [TICK_NS] * 20
+    assert [count.increase for count in counts[:20]] == [0.0] * 20
+    # What these counts rise by in the standby itself is no matter here: those of hardware do not.
+    assert [count.increase for count in counts[21:]] == [250.0] * 19
+    assert counts[20].increase == 250.0 + 10_000
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "7", '{"duty": "x"}', '{"entities": [[]]}', NO_SOURCES]
 )
