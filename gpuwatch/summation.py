@@ -1,7 +1,8 @@
 """Summation: the rows of a ring become windows, tick by tick.
 
 A value holds until the next read, at most two periods; after that its time is uncovered. Samples
-are counted in slots of the signal's refresh, as declared and then as measured.
+are counted in slots of the signal's refresh, as declared and then, but for `dense` rings, as
+measured.
 """
 
 import math
@@ -64,7 +65,7 @@ class RingWindows:
     to be closed before all others, which leave to them what both tell of. `achieved_seconds` is the
     time between rows in the newest tick that had two. `refresh_seconds` has by name the refresh of
     gauges, the longest one of a name, as calibration has measured it; it looks anew every few
-    seconds.
+    seconds, and not at `dense` rings.
     """
 
     def __init__(self, schema: RingSchema) -> None:
@@ -195,7 +196,8 @@ class RingWindows:
         if ends:
             slots.rest()
             fresh = fresh[:-1]
-        if schema.gauges and len(fresh):
+        # What hardware samples is renewed with each row: its refresh is as declared.
+        if schema.gauges and len(fresh) and not self.dense:
             self._not_estimated.append(fresh)
         if len(fresh) > 1:
             self.achieved_seconds = (times[len(fresh)] - times[1]) / (len(fresh) - 1) / SECOND_NS

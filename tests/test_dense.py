@@ -133,6 +133,17 @@ def test_without_a_limit_there_is_no_load():
     assert set(tick.histograms[GPU]) == {SHARE, "gpu_tensor_load_ratio"}
 
 
+def test_each_interval_is_a_sample_also_where_values_change_more_rarely():
+    """Each is counted anew by the hardware: a value that comes again is no old one."""
+    windows = RingWindows(SCHEMA)
+    busy = [0.2 + 0.1 * (place // 3 % 2) for place in range(45 * 250)]
+    ticks = summed(windows, steady(len(busy), busy=busy, skip=range(10_900, 10_910)), 45)
+    windows_of_busy = [tick.windows[GPU][GRAPHICS_BUSY.name] for tick in ticks]
+    found = [(window.samples, window.missing) for window in windows_of_busy[1:]]
+    assert found == [(250, 0)] * 42 + [(240, 10), (250, 0)]
+    assert windows.refresh_seconds == {}
+
+
 def test_idle_gaps_are_counted_when_they_end_across_ticks():
     """One that began before anybody looked is not counted, nor one that goes on."""
     busy = [0.0] * 100 + [1.0] * 50 + [0.0] * 3 + [0.5] * 47 + [0.005] * 400 + [1.0] * 100
