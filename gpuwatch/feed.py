@@ -28,6 +28,7 @@ log = logging.getLogger("gpuwatch.feed")
 
 GRACE_NS = 300_000_000
 DOWN_NS = 2 * SECOND_NS  # without a sign of life: not waited for
+SILENT_NS = 3 * SECOND_NS  # without a row of what hardware samples: others tell of the same
 MANIFEST_BYTES = 16 * 1024 * 1024
 CATCH_UP_TICKS = 40  # closed in one go at most, so that a look stays short
 CATCH_UP_NS = SECOND_NS  # no other is begun after so long, where each takes long
@@ -93,6 +94,7 @@ class Feed:
         self._next_end_ns = 0
         self._starting_until_ns = 0
         self._heard: set[str] = set()  # sources that have ever fed a tick
+        self._silent: set[Path] = set()  # dense rings without rows, as of counters that are taken
         # Entities that are no more, by the names they have in rings that are still kept.
         self.ended: dict[Entity, EntityInfo] = {}
         self.facts: dict[Entity, dict[str, float]] = {}  # what the daemon knows, for the rules
@@ -182,7 +184,19 @@ class Feed:
                 ring.reader.close()
                 del self.rings[path]
                 self._forget_ended()
+        self._look_for_silent()
         return ticks
+
+    def _look_for_silent(self) -> None:
+        oldest_ns = self._next_end_ns - SILENT_NS
+        silent = {
+            path
+            for path, ring in self.rings.items()
+            if ring.windows.dense and (ring.windows.newest_ns or oldest_ns) < oldest_ns
+        }
+        if silent != self._silent:
+            self._silent = silent
+            self._gather()  # who tells what depends on it
 
     def _forget_ended(self) -> None:
         schemas = [ring.reader.schema for ring in self.rings.values()]
@@ -262,7 +276,8 @@ class Feed:
         self.entities = entities_of(live)
         self.constants = [constant for manifest in live for constant in manifest.constants]
         self.columns, self.feeders, self.bit_feeders = [], {}, {}
-        for ring in sorted(self.rings.values(), key=self._rank):
+        for path in sorted(self.rings, key=self._rank):
+            ring = self.rings[path]
             if ring.current:
                 self.columns += ring.columns
                 self._gather_feeders(ring.windows.schema)
@@ -271,9 +286,10 @@ class Feed:
             self._constants.setdefault(column.entity, {})[column.name] = value
         self._links = links_of(self.entities)
 
-    def _rank(self, ring: Attached) -> int:
+    def _rank(self, path: Path) -> int:
         """Return which rings count of those that have the same: those with the highest rank."""
-        if self._told.get(ring.windows.schema.source) == STANDBY:
+        ring = self.rings[path]
+        if path in self._silent or self._told.get(ring.windows.schema.source) == STANDBY:
             return 0
         return 1 + ring.windows.dense
 

@@ -427,6 +427,24 @@ def test_what_was_sampled_before_a_standby_is_in_no_tick_after_it(tmp_path, know
     assert counts[20].increase == 250.0 + 10_000
 
 
+def test_who_feeds_a_signal_is_who_has_rows_of_it(tmp_path):
+    """Hardware whose counters were taken is on, and yet others tell of the same meanwhile."""
+    fine = Duty(tmp_path, "pm", source="pm", delivery_ns=500 * MS)
+    slow = Duty(tmp_path, "counters", source="nvml_counters")
+    feed = feed_of(tmp_path, sources={"pm": "pm", "nvml_counters": "counters"})
+    seen = []
+    for second in range(1, 13):
+        now = BASE + second * SECOND
+        slow.sample(now)
+        if second <= 2 or second > 9:
+            fine.sample(now, start_ns=now - SECOND)
+        fine.writers[FIRST].advance(now)
+        feed.poll(now)
+        seen.append(feed.feeders["things_total"])
+
+    assert seen == ["pm"] * 4 + ["nvml_counters"] * 5 + ["pm"] * 3
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "7", '{"duty": "x"}', '{"entities": [[]]}', NO_SOURCES]
 )
