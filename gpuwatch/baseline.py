@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 from gpuwatch import baseline_table as table
-from gpuwatch.baseline_table import Computer, Entry, Kept, Taken, epoch
+from gpuwatch.baseline_table import Entry, Kept, Taken, epoch
 from gpuwatch.canary_reading import CanaryReading, Shape
 from gpuwatch.canary_text import Peers, Standing, said, value_of
 from gpuwatch.courses import AHEAD_SECONDS, COURSES, READINGS, SHOWN_SECONDS, CourseLog
@@ -23,7 +23,7 @@ from gpuwatch.database import Connection
 from gpuwatch.expected import expected
 from gpuwatch.judgement import Kind, Opinion, Point
 from gpuwatch.signals import HOST, Entity
-from gpuwatch.soundness import Soundness
+from gpuwatch.soundness import Computer, Computers, Soundness, numbers
 from gpuwatch.store import Store
 
 NOISY = 0.03  # repetitions of one run that differ more are no evidence
@@ -113,7 +113,7 @@ class Baseline:
                 if reading.canary == "integrity" or reading.result == "wrong"
             ]
             if results:
-                self._soundness[entry.computer] = Soundness.of(results)
+                self._soundness.known[entry.computer] = Soundness.of(results)
             advance()
         self._find_current()
         return taken, left
@@ -122,7 +122,7 @@ class Baseline:
         self, entries: Iterable[Entry], results: Mapping[Computer, list[tuple[float, bool]]]
     ) -> None:
         self._entries = {entry.key: entry for entry in entries}
-        self._soundness = {one: Soundness.of(found) for one, found in results.items()}
+        self._soundness = Computers(results)
         self._find_current()
 
     def _find_current(self) -> None:
@@ -220,9 +220,9 @@ class Baseline:
             values[name] = max(loss, values.get(name, 0.0))
         if shared:
             found.setdefault(HOST, {})["canary_node_loss_ratio"] = max(shared)
-        for (about, _), soundness in self._soundness.items():
+        for (about, of), soundness in self._soundness.known.items():
             entity = HOST if about == HOST else gpus.get(about.id)
-            if entity is not None:
+            if entity is not None and numbers(of) <= {gpu.id for gpu in gpus.values()}:
                 values = found.setdefault(entity, {})
                 wrong = max(values.get("canary_wrong_results", 0.0), float(soundness.confirmed))
                 values["canary_wrong_results"] = wrong
@@ -275,7 +275,7 @@ class Baseline:
         environment = json.loads(entry.environment)
         found = expected(_example(entry, environment))
         state = "learning" if baseline is None else "regression" if course.alarm else "normal"
-        soundness = self._soundness.get(entry.computer)
+        soundness = self._soundness.known.get(entry.computer)
         if canary == "integrity":
             state = "wrong" if soundness and soundness.confirmed else "normal"
         return Standing(
@@ -323,8 +323,8 @@ class Baseline:
         return list(newest.values())
 
     def _judge_result(self, reading: CanaryReading, entry: Entry) -> Judgement:
-        known = self._soundness.setdefault(entry.computer, Soundness())
-        known.push(reading.time, right=reading.result == "ok")
+        right = reading.result == "ok"
+        known = self._soundness.push(entry.computer, reading.time, right=right)
         what = f": {reading.detail}" if reading.detail and reading.result == "wrong" else ""
         if known.confirmed:
             text = f"wrong results, {len(known.wrong)} within a week{what}"

@@ -10,13 +10,13 @@ from gpuwatch.canary_reading import UNITS, CanaryReading, Shape
 from gpuwatch.database import Connection
 from gpuwatch.judgement import Course
 from gpuwatch.signals import Entity
+from gpuwatch.soundness import Computer
 
 READINGS_KEPT = 500  # of each course: ten days of every half hour
 EPOCHS_KEPT = 5  # environments of each canary on each GPU
 COURSES_KEPT = 2000  # of all GPUs that ever were here
 FAILED_KEPT = 20  # runs without a result, of each canary on each GPU
 
-Computer = tuple[Entity, str]  # a GPU, or the host and which of its GPUs together
 KEY = ("entity_kind", "entity_id", *Shape._fields, "environment")
 MEASURED = (
     "time",

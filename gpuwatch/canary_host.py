@@ -86,10 +86,10 @@ def present(procfs: Path, released: frozenset[str], own_job: str = "") -> Host:
 
 
 class NewJob:
-    """Says which job of the scheduler has come since canaries began, None if none has."""
+    """Says which job of the scheduler has come since it was made, None if none has."""
 
-    def __init__(self, procfs: Path) -> None:
-        self._procfs, self._known = procfs, jobs(procfs)
+    def __init__(self, procfs: Path, own_job: str = "") -> None:
+        self._procfs, self._known = procfs, jobs(procfs) | {own_job}
         self._asked = time.monotonic()
         self._why: Obstacle | None = None
 

@@ -58,6 +58,7 @@ def _run(settings: Mapping[str, Any]) -> Iterator[list[Result]]:
     """Yield what each canary gives."""
     sysfs = Path(settings["sysfs"])
     procfs = Path(settings["procfs"])
+    stop = canary_host.NewJob(procfs)  # before it is seen which are here: none is missed
     host = canary_host.present(procfs, frozenset(settings["released"]))
     if why := host_reason(host):
         yield from _skipped(settings, why)
@@ -75,7 +76,7 @@ def _run(settings: Mapping[str, Any]) -> Iterator[list[Result]]:
             host=host,
             side_by_side=len(settings["gpus"]) > 1,
             sysfs=sysfs,
-            stop=canary_host.NewJob(procfs),
+            stop=stop,
         )
         for name in settings["canaries"]:
             yield list(session.run(name))

@@ -17,7 +17,7 @@ from gpuwatch.canary_schedule import Gpu, Schedule, Turn
 from gpuwatch.clock import SECOND_NS, monotonic_ns
 from gpuwatch.control import Message
 from gpuwatch.facts import by_uuid
-from gpuwatch.idle import is_idle
+from gpuwatch.idle import IDLE_RATIO, is_idle
 from gpuwatch.paths import CONTROL
 from gpuwatch.signals import HOST, Entity
 
@@ -96,8 +96,9 @@ class CanaryRunner:
 
     def _undisturbed(self, turn: Turn) -> tuple[str, ...]:
         """Return the turn's canaries, without what others' work on the way to the host slows."""
-        others = [state for gpu, state in self._idle().items() if gpu not in turn.gpus]
-        if not turn.gpus or SHARED not in turn.canaries or False not in others:
+        gpus = by_uuid(self._daemon).values()
+        others = [gpu for gpu in gpus if int(gpu.id) not in turn.gpus]
+        if not turn.gpus or SHARED not in turn.canaries or not any(map(self._works, others)):
             return turn.canaries
         self._skip((SHARED,), turn.gpu, "busy")
         return tuple(name for name in turn.canaries if name != SHARED)
@@ -150,6 +151,14 @@ class CanaryRunner:
     def _skip(self, canaries: Sequence[str], gpu: Gpu, reason: str) -> None:
         for canary in canaries:
             self._daemon.canary_ledger.skipped(canary, gpu, reason)
+
+    def _works(self, gpu: Entity) -> bool:
+        """Say whether somebody is at work on a GPU; a process that does nothing slows nobody."""
+        ticks = self._daemon.ticks
+        if not ticks or is_idle(ticks[0], gpu) is not False:
+            return False
+        activity = ticks[0].activity(gpu)
+        return activity is None or activity > IDLE_RATIO
 
     def _start(self, turn: Turn, canaries: Sequence[str]) -> None:
         daemon = self._daemon

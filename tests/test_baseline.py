@@ -491,9 +491,10 @@ def test_wrong_results_are_confirmed_and_survive(path):
     store.close()
 
 
-def test_sums_between_other_gpus_clear_nobody():
-    """Right sums of one half of the node say nothing of the other half's wrong ones."""
-    node = Canaries()
+def test_sums_between_other_gpus_clear_nobody(path):
+    """Right sums of one half of the node say nothing of the other's wrong ones, those of all do."""
+    store = Store(path)
+    node = Canaries(store)
 
     def sums(gpus, result, count):
         for _ in range(count):
@@ -505,6 +506,17 @@ def test_sums_between_other_gpus_clear_nobody():
     assert sums("0,1,2,3", "wrong", 2) == 1
     assert sums("4,5,6,7", "ok", 4) == 1
     assert sums("0,1,2,3", "ok", 4) == 0
+    assert sums("6,7", "wrong", 2) == 1
+    assert sums("0,1,2,3,4,5,6,7", "ok", 4) == 0
+    assert sums("5,6,7", "wrong", 2) == 1
+    fewer = {uuid: gpu for uuid, gpu in GPUS.items() if gpu.id != "7"}
+    assert node.baseline.facts(fewer, node.now)[HOST]["canary_wrong_results"] == 0
+    store.close()
+    store = Store(path)
+    again = Baseline(store)
+    store.close()
+    assert again.facts(GPUS, node.now)[HOST]["canary_wrong_results"] == 1
+    assert again.facts(fewer, node.now)[HOST]["canary_wrong_results"] == 0
 
 
 def test_the_reports_of_the_field():

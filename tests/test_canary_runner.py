@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from ticks import GPU, SECOND, tick
+from ticks import GPU, SECOND, node, tick
 
 from gpuwatch import canary_host, canary_runner
 from gpuwatch.baseline import Baseline
@@ -118,13 +118,17 @@ def test_what_is_not_believed_is_run_again(daemon):
 
 def test_copies_to_the_host_are_not_measured_beside_a_job(daemon, monkeypatch):
     """GPUs share bridges: one that is slow beside a neighbour's job is no slow GPU."""
-    monkeypatch.setattr(daemon.runner, "_idle", lambda: {0: True, 1: False})
+    other = Entity("gpu", "1")
+    daemon.feed.entities = [*daemon.feed.entities, EntityInfo(other, {"uuid": "GPU-1"})]
+    beside = {"gpu_processes": 1.0, "gpu_utilization_ratio": 0.9}
+    ticks = property(lambda self: (node(self.now * SECOND, {GPU: self.columns, other: beside}),))
+    monkeypatch.setattr(Daemon, "ticks", ticks)
     daemon.live(60)
-    assert daemon.jobs[0][0]["canaries"] == ["matmul"]
-    assert daemon.skips[0] == ("pcie", 0, "busy")
+    assert [settings["canaries"] for settings, _ in daemon.jobs] == [["matmul"]]
+    assert ("pcie", 0, "busy") in daemon.skips
     daemon.runner.take([OK])
     daemon.end()
-    monkeypatch.setattr(daemon.runner, "_idle", lambda: {0: True, 1: None})
+    beside["gpu_utilization_ratio"] = 0.0  # a process that only is there
     daemon.live(60)
     assert daemon.jobs[1][0]["canaries"] == ["matmul", "pcie"]
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,10 @@ def _results(
     sysfs, procfs = (Path(config["paths"][key]) for key in ("sysfs", "procfs"))
     state = state_here(arguments, config)
     numbers, released = kept(state)
-    host = canary_host.present(procfs, released, os.environ.get("SLURM_JOB_ID", ""))
+    own_job = os.environ.get("SLURM_JOB_ID", "")
+    new_job = canary_host.NewJob(procfs, own_job)  # before it is seen which are here
+    stop = _Stop(state, released, end, (lambda: None) if arguments.force else new_job)
+    host = canary_host.present(procfs, released, own_job)
     lock = canary_host.lock_of(config, vars(arguments)["paths.runtime"])
     wait_seconds = budget if arguments.between_jobs else 0.0
     with canary_host.only_session(lock, wait_seconds) as alone:
@@ -201,7 +204,7 @@ def _results(
                 force=arguments.force,
                 side_by_side=arguments.between_jobs,
                 sysfs=sysfs,
-                stop=_Stop(state, released, end, canary_host.NewJob(procfs)),
+                stop=stop,
             )
             for name in names:
                 yield from session.run(name)
@@ -211,7 +214,11 @@ class _Stop:
     """Says why canaries must run no more: paused meanwhile, a job, or the budget is used up."""
 
     def __init__(
-        self, state: Path, released: frozenset[str], end: float, job: canary_host.NewJob
+        self,
+        state: Path,
+        released: frozenset[str],
+        end: float,
+        job: Callable[[], Obstacle | None],
     ) -> None:
         self._state, self._released, self._end, self._job = state, released, end, job
         self._asked = time.monotonic()
