@@ -49,9 +49,13 @@ NOT_SHOWN = {
         for suffix in ("", "_min", "_max")
     },
     **{
-        f"gpuwatch_gpu_{part}_busy_ratio{suffix}": "one millisecond says nothing"
-        for part, suffixes in (("graphics", ("", "_min", "_max")), ("sm", [""]), ("tensor", [""]))
-        for suffix in suffixes
+        f"gpuwatch_gpu_graphics_busy_ratio{suffix}": "one millisecond says nothing"
+        for suffix in ("", "_min", "_max")
+    },
+    **{
+        f"gpuwatch_gpu_{part}_busy_ratio{suffix}": "of the full set alone; activity is shown"
+        for part in ("sm", "tensor")
+        for suffix in ("", "_min", "_max", "_mean")
     },
     "gpuwatch_gpu_nvlink_limit_bytes_per_second": "the load is of it",
     **{
