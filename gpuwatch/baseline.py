@@ -220,9 +220,10 @@ class Baseline:
             values[name] = max(loss, values.get(name, 0.0))
         if shared:
             found.setdefault(HOST, {})["canary_node_loss_ratio"] = max(shared)
+        here = {gpu.id for gpu in gpus.values()}
         for (about, of), soundness in self._soundness.known.items():
             entity = HOST if about == HOST else gpus.get(about.id)
-            if entity is not None and numbers(of) <= {gpu.id for gpu in gpus.values()}:
+            if entity is not None and numbers(of) <= here:
                 values = found.setdefault(entity, {})
                 wrong = max(values.get("canary_wrong_results", 0.0), float(soundness.confirmed))
                 values["canary_wrong_results"] = wrong

@@ -300,7 +300,8 @@ class Watched:
             self.stop()
             if not self.reason:
                 self.start()
-        # At least ten steps of the budget: it is not left for the interval that was too dear soon.
+        # Ten planned intervals are forty steps of the budget, a minute each: what was too dear is
+        # not tried again sooner, also where the planned one is long.
         slower = max(STANDBY_TIMES * slowest_ns, slowest_ns + 10 * planned_ns)
         slower = slower if standby else interval_ns
         return Pace(slower / planned_ns, self.period_ns, standby)

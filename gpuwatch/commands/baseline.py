@@ -30,7 +30,7 @@ from gpuwatch.store import Store
 
 STATUS_SECONDS = 5.0
 TIMEOUT_SECONDS = 300.0  # years of readings are judged anew
-GONE_SECONDS = 86_400.0  # a card that the inventory lacks may be new, until it is so old
+GONE_SECONDS = 86_400.0  # a card that the inventory lacks is new, or was read last so long ago
 SEVERE_LOSS = 0.05  # of the rules canary_regression_…_severe
 HEADER = (
     *("GPU", "CANARY", "SHAPE", "BASELINE", "RATIO", "EXPECTED", "SPREAD"),

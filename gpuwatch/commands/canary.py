@@ -107,7 +107,10 @@ class Canary:
             help="a GPU, by its number; may be repeated (default: all)",
         )
         parser.add_argument(
-            "--size", choices=SIZES, help="of the work (default: full, or the config's)"
+            "--size",
+            dest="canary.size",
+            choices=SIZES,
+            help="of the work (default: full, or the config's)",
         )
         parser.add_argument("--force", action="store_true", help="also where a GPU is in use")
         parser.add_argument(
@@ -125,7 +128,7 @@ class Canary:
     def run(self, arguments: Namespace) -> int:
         """Print a line for each result, or all of them as JSON."""
         if arguments.cpu and (
-            arguments.gpu or arguments.force or arguments.size or arguments.budget
+            arguments.gpu or arguments.force or arguments.budget or vars(arguments)["canary.size"]
         ):
             raise ConfigError("--cpu: takes no --gpu, --force, --size or --budget")
         names = arguments.names or BETWEEN_JOBS
@@ -138,11 +141,10 @@ class Canary:
         # As an interrupt, so that the run is put away.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         results: list[Result] = []
-        judged: list[Message] = []
         try:
             _show(_collected(_results(arguments, config, python, names), results), arguments.json)
         finally:
-            judged += _hand_over(arguments, config, results)  # interrupted, too
+            judged = _hand_over(arguments, config, results)  # interrupted, too
             signal.signal(signal.SIGTERM, before)
         if arguments.between_jobs:
             return verdict(results, judged)
@@ -198,7 +200,7 @@ def _results(
         with closing(Looks(sysfs, numbers, _gpus(arguments), open_seconds)) as looks:
             session = Session(
                 python,
-                arguments.size or config["canary"]["size"],
+                config["canary"]["size"],
                 looks,
                 host=host,
                 force=arguments.force,
@@ -254,14 +256,13 @@ def _hand_over(
     """
     given = [one.to_json() for one in results if one.result in ("ok", "wrong", "failed")]
     socket = control_socket(vars(arguments)["paths.runtime"])
-    if arguments.cpu or arguments.force or not given or not socket.exists():
+    # A directory that is not ours to see has no daemon for us.
+    if arguments.cpu or arguments.force or not given or not os.access(socket, os.F_OK):
         return []
     try:
         own = control.request(socket, {"command": "status"}, TIMEOUT_SECONDS)["canary"]
-        used = {
-            "python": canary_host.interpreter(config["canary"]["python"]),
-            "size": arguments.size or config["canary"]["size"],
-        }
+        python = canary_host.interpreter(config["canary"]["python"])
+        used = {"python": python, "size": config["canary"]["size"]}
         for key, value in used.items():
             if value != own[key]:
                 raise ControlError(
