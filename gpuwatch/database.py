@@ -82,16 +82,15 @@ def look(path: Path, work: Callable[[Connection], Answer]) -> Answer:
 
     Raises StateError if it is missing, cannot be read or is not one of ours.
     """
+    if not is_there(path):
+        raise StateError(f"{path}: no such file: no daemon has kept its state there")
     try:
-        path.stat()
         if not os.access(path, os.R_OK):
             raise PermissionError
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENT_SECONDS)) as file:
             check(file)
             return work(file)
-    except FileNotFoundError as error:
-        raise StateError(f"{path}: no such file: no daemon has kept its state there") from error
     except PermissionError as error:
         raise StateError(f"{path}: permission denied: run as root") from error
     except FAULTS as error:
@@ -101,13 +100,15 @@ def look(path: Path, work: Callable[[Connection], Answer]) -> Answer:
 
 
 def is_there(path: Path) -> bool:
-    """Say whether there is such a file; StateError if that is kept from us."""
+    """Say whether there is such a file; StateError if that cannot be seen."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except PermissionError as error:
         raise StateError(f"{path}: permission denied: run as root") from error
+    except OSError as error:  # too long a name, a loop of links
+        raise StateError(f"{path}: {error.strerror}: name another") from error
     return True
 
 
